@@ -1,0 +1,44 @@
+# Two commands from a fresh clone: `make demo` and `make test`. `make help` lists the rest.
+# PYTHON=python3.12 picks the interpreter of .venv (3.11 or newer); the default is the first one found.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model node-packages demo test check format reference
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) model ## system packages, .venv, dependencies, the default model
+
+$(READY): pyproject.toml constraints.txt tools/setup.sh tools/system_packages.sh
+	@PYTHON="$(PYTHON)" tools/setup.sh
+
+model: $(READY) ## the default model, downloaded and converted once into the user's cache
+	@$(BIN)/lastbatch model fetch
+
+node-packages: ## what the tests on real systemd nodes need (systemd, ssh, ip)
+	@tools/system_packages.sh nodes || true  # those tests are skipped, with the reason, where it is missing
+
+demo: setup ## the incident, from wedge to verified fix, on this machine
+	@$(BIN)/opsctl demo
+
+test: setup node-packages ## the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) ## format, lint, types, import floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+reference: $(READY) ## docs/REFERENCE.md, from the code
+	$(BIN)/python -m engine.reference docs/REFERENCE.md
+
+# Slow targets with their own tables (bench, eval, matrix, ...) go below, each with the thing it runs.

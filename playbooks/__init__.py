@@ -1,0 +1,1 @@
+"""Playbooks that ship with Lastbatch: `importlib.resources.files("playbooks")`. A site's own folder comes first."""

@@ -1,0 +1,62 @@
+"""What every test may rely on: one compute thread, no network hub, and a run that leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Before anything imports torch, and for the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+_LEFT_DEADLINE_S = 5.0
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The folder of the default model; a test that asks for it is marked ``model``."""
+    from engine import default_model
+
+    return default_model.path()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "default_model" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.model)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run when a test left a child process, and say which. What is found is ended."""
+    deadline = time.monotonic() + _LEFT_DEADLINE_S
+    left = _children()
+    while left and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.2)
+        left = _children()
+    for process in left:
+        print(f"\nleft behind by the tests: {_describe(process)}")
+        process.kill()
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _children() -> list[psutil.Process]:
+    """Children that run, but for multiprocessing's own resource tracker, which ends with this process."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.status() != psutil.STATUS_ZOMBIE and "multiprocessing.resource_tracker" not in _describe(process)
+    ]
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline()) or process.name()}"
+    except psutil.Error:
+        return f"{process.pid} (gone)"
