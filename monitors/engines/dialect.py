@@ -1,0 +1,176 @@
+"""A dialect: how one engine speaks. Data in ``<engine>.toml``, read and checked here, used by observers and judge.
+
+What every engine shares (frames of torch, NCCL and CUDA, lines of systemd and the kernel) is in ``libraries.toml``
+and is appended to each dialect's own rules, so that a dialect's word goes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal, get_args
+
+Mark = Literal[
+    "grammar", "collective", "device_wait", "receive", "reply", "idle", "read", "callback", "compile", "driver",
+]  # fmt: skip
+NoticeKind = Literal[
+    "ready", "loading", "watchdog", "health_failed", "crash", "traceback", "peer_wait", "rpc_timeout",
+    "collective_timeout", "recorder", "restart", "exit", "killed", "memory",
+]  # fmt: skip
+_SHARED = "libraries"
+
+
+class DialectError(ValueError):
+    """A dialect file cannot be used; the text names the file and the key."""
+
+
+@dataclass(frozen=True)
+class FrameRule:
+    """What a stack frame means. ``function`` is searched in the function's name, ``file`` in the path."""
+
+    mark: Mark
+    function: re.Pattern[str]
+    file: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class NoticeRule:
+    kind: NoticeKind
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class LogGrammar:
+    """Batch lines. ``running``, ``waiting``, ``pending`` and ``throughput`` name keys of a line (or groups of the
+    pattern) that are summed; with ``throughput`` a line shows progress only when that sum is above zero."""
+
+    line: re.Pattern[str]
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+    pending: tuple[str, ...]
+    throughput: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MetricNames:
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+    progress: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """``rank_title`` has the groups dp, pp, tp and ep; ``member_title`` matches every process of the engine."""
+
+    name: str
+    watchdog_s: float
+    rank_title: re.Pattern[str]
+    member_title: re.Pattern[str]
+    log: LogGrammar
+    metrics: MetricNames
+    health: dict[str, str]
+    notices: tuple[NoticeRule, ...]
+    frames: tuple[FrameRule, ...]
+
+    def rank_of(self, title: str) -> int | None:
+        """The tensor-parallel rank that a process title names; None for other processes. A worker without a
+        coordinate in its title is the only one, rank 0."""
+        found = self.rank_title.match(title)
+        return int(found["tp"] or 0) if found else None
+
+    def mark(self, function: str, file: str) -> Mark | None:
+        return next((rule.mark for rule in self.frames if rule.function.search(function) and rule.file.search(file)), None)
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """The engines that have a dialect."""
+    found = (entry.name.removesuffix(".toml") for entry in resources.files("monitors.engines").iterdir() if entry.name.endswith(".toml"))
+    return tuple(sorted(name for name in found if name != _SHARED))
+
+
+@functools.cache
+def load(name: str) -> Dialect:
+    """Raises DialectError when there is no such dialect, or its file is not right."""
+    if name not in names():
+        raise DialectError(f"{name}: no such dialect; known are {', '.join(names())}")
+    own, shared = _raw(name), _raw(_SHARED)
+    reader = _Reader(f"{name}.toml", own)
+    return Dialect(
+        name=reader.text("name"),
+        watchdog_s=float(reader.value("watchdog_s")),
+        rank_title=reader.pattern("titles.rank"),
+        member_title=reader.pattern("titles.member"),
+        log=LogGrammar(
+            reader.pattern("log.line"),
+            *(reader.words(f"log.{key}") for key in ("running", "waiting", "pending", "throughput")),
+        ),
+        metrics=MetricNames(*(reader.words(f"metrics.{key}") for key in ("running", "waiting", "progress"))),
+        health={str(k): str(v) for k, v in own.get("health", {}).items()},
+        notices=tuple(_Reader(file, raw).notice(i) for file, raw in ((f"{name}.toml", own), (f"{_SHARED}.toml", shared))
+                      for i in range(len(raw.get("notice", ())))),
+        frames=tuple(_Reader(file, raw).frame(i) for file, raw in ((f"{name}.toml", own), (f"{_SHARED}.toml", shared))
+                     for i in range(len(raw.get("frame", ())))),
+    )  # fmt: skip
+
+
+def _raw(name: str) -> dict[str, Any]:
+    text = resources.files("monitors.engines").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DialectError(f"{name}.toml: {error}") from error
+
+
+class _Reader:
+    """Takes values out of one file and says file and key when one is missing or wrong."""
+
+    def __init__(self, file: str, raw: dict[str, Any]) -> None:
+        self.file, self.raw = file, raw
+
+    def value(self, path: str, default: Any = None) -> Any:
+        found: Any = self.raw
+        for part in path.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if found is None and default is None:
+            raise DialectError(f"{self.file}: {path}: this key is needed")
+        return default if found is None else found
+
+    def text(self, path: str) -> str:
+        return str(self.value(path))
+
+    def words(self, path: str) -> tuple[str, ...]:
+        return tuple(str(word) for word in self.value(path, []))
+
+    def pattern(self, path: str) -> re.Pattern[str]:
+        return self._compiled(path, self.text(path))
+
+    def frame(self, i: int) -> FrameRule:
+        raw = self.raw["frame"][i]
+        at = f"frame[{i}]"
+        return FrameRule(
+            self._choice(f"{at}.mark", raw.get("mark"), get_args(Mark)),
+            self._compiled(f"{at}.function", raw.get("function", "")),
+            self._compiled(f"{at}.file", raw.get("file", "")),
+        )
+
+    def notice(self, i: int) -> NoticeRule:
+        raw = self.raw["notice"][i]
+        at = f"notice[{i}]"
+        return NoticeRule(
+            self._choice(f"{at}.kind", raw.get("kind"), get_args(NoticeKind)), self._compiled(f"{at}.pattern", raw["pattern"])
+        )
+
+    def _choice(self, path: str, value: Any, known: tuple[str, ...]) -> Any:
+        if value not in known:
+            raise DialectError(f"{self.file}: {path}: {value!r} is not one of {', '.join(known)}")
+        return value
+
+    def _compiled(self, path: str, text: str) -> re.Pattern[str]:
+        try:
+            return re.compile(text)
+        except re.error as error:
+            raise DialectError(f"{self.file}: {path}: not a regular expression: {error}") from error
