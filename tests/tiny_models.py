@@ -214,7 +214,39 @@ def _merges(letters: list[str], count: int) -> list[tuple[str, str]]:
     if count < 0:
         raise ValueError(f"vocab: a byte-level vocabulary with {len(SPECIAL)} special tokens needs {len(SPECIAL) + len(letters)} ids")
     space = letters[ord(" ")]
-    common = ['th', 'he', 'in', 'er', 'an', 're', 'on', 'at', 'en', 'nd', 'st', 'or', 'te', 'es', 'is', 'it', 'ar', 'al', 'to', 'ha', 'ed', 'ou', 'ng', '{"', '"}', '":', '",', '[{', '}]', '10', '20']
+    common = [
+        "th",
+        "he",
+        "in",
+        "er",
+        "an",
+        "re",
+        "on",
+        "at",
+        "en",
+        "nd",
+        "st",
+        "or",
+        "te",
+        "es",
+        "is",
+        "it",
+        "ar",
+        "al",
+        "to",
+        "ha",
+        "ed",
+        "ou",
+        "ng",
+        '{"',
+        '"}',
+        '":',
+        '",',
+        "[{",
+        "}]",
+        "10",
+        "20",
+    ]
     common += [space + letter for letter in 'tasiowbcm"']
     printable = [
         *map(chr, range(ord("a"), ord("z") + 1)),

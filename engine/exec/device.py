@@ -1,0 +1,186 @@
+"""A device, its stream of work and the events on it: one order of things on CUDA and on a CPU.
+
+On CUDA a stream is a ``torch.cuda.Stream``. On a CPU it is one daemon thread that runs closures in order, so that the
+host thread prepares, launches and waits in the same way on both. On a CPU this buys no speed.
+
+An exception in a closure behaves as a CUDA error does: what follows on the stream is not run, and every later
+``launch`` and ``synchronize`` raises a DeviceError whose cause is the original with its whole traceback.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+class DeviceError(RuntimeError):
+    """Work on a stream has failed; ``__cause__`` says where."""
+
+
+class Event(Protocol):
+    """A point in a stream. ``query`` never blocks."""
+
+    def query(self) -> bool: ...
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Park the calling thread until the stream has passed the event; False when the time is up first.
+
+        Python's signal handlers run meanwhile. Raises DeviceError if the stream has failed.
+        """
+        ...
+
+
+class Stream(Protocol):
+    """Work that runs in order and apart from the host thread."""
+
+    def launch(self, work: Callable[[], None]) -> None:
+        """Put work on the stream and return. Raises DeviceError if earlier work has failed."""
+        ...
+
+    def record(self) -> Event:
+        """An event behind all that has been launched so far."""
+        ...
+
+    def close(self) -> None:
+        """Take no more work. Does not wait for what is stuck; raises nothing for what has failed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Device:
+    torch_device: torch.device
+    stream: Stream
+
+
+def open_device(kind: DeviceKind, index: int, name: str = "device-stream") -> Device:
+    """The device of a rank and its stream. ``index`` is the GPU's (unused on a CPU); ``name`` is the thread's.
+
+    Raises:
+        DeviceError: CUDA is asked for and there is none, or fewer GPUs than ``index`` needs.
+    """
+    if kind == "cpu":
+        return Device(torch.device("cpu"), HostStream(name))
+    if not torch.cuda.is_available():
+        raise DeviceError("--device: cuda: torch finds no CUDA device here; use --device cpu or install a CUDA build of torch")
+    if index >= torch.cuda.device_count():
+        raise DeviceError(f"--tp: local rank {index} needs a GPU of its own, this node has {torch.cuda.device_count()}")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return Device(device, CudaStream(device))
+
+
+class HostStream:
+    """A stream on the CPU: one daemon thread, closures in order."""
+
+    def __init__(self, name: str = "device-stream") -> None:
+        self.error: BaseException | None = None
+        self._queue: queue.SimpleQueue[Callable[[], None] | HostEvent | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, HostEvent):
+                item._reached.set()
+            elif self.error is None:
+                try:
+                    item()
+                except BaseException as error:  # kept for the host thread: it surfaces at its next call
+                    self.error = error
+
+    def launch(self, work: Callable[[], None]) -> None:
+        _raise_failure(self.error)
+        if self._closed:
+            raise DeviceError("the stream is closed")
+        self._queue.put(work)
+
+    def record(self) -> HostEvent:
+        event = HostEvent(self)
+        if self._closed:
+            raise DeviceError("the stream is closed")
+        self._queue.put(event)
+        return event
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread after what is queued, waiting at most ``timeout_s``; a stuck one is left (it is a daemon)."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+
+
+class HostEvent:
+    def __init__(self, stream: HostStream) -> None:
+        self._stream = stream
+        self._reached = threading.Event()
+
+    def query(self) -> bool:
+        return self._reached.is_set()
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        reached = self._reached.wait(timeout_s)
+        if reached:
+            _raise_failure(self._stream.error)
+        return reached
+
+
+class CudaStream:
+    """A stream on a GPU: work is enqueued by the calling thread, and runs on the device later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.error: BaseException | None = None
+        self._stream = torch.cuda.Stream(device)
+        self._closed = False
+
+    def launch(self, work: Callable[[], None]) -> None:
+        _raise_failure(self.error)
+        if self._closed:
+            raise DeviceError("the stream is closed")
+        try:
+            with torch.cuda.stream(self._stream):
+                work()
+        except BaseException as error:
+            self.error = error
+
+    def record(self) -> CudaEvent:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return CudaEvent(self, event)
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class CudaEvent:
+    """The host polls, each half millisecond after a short first phase, so that signals reach it."""
+
+    def __init__(self, stream: CudaStream, event: torch.cuda.Event) -> None:
+        self._stream = stream
+        self._event = event
+
+    def query(self) -> bool:
+        return bool(self._event.query())
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        begun = time.monotonic()
+        while not self.query():
+            waited = time.monotonic() - begun
+            if timeout_s is not None and waited >= timeout_s:
+                return False
+            time.sleep(0.00005 if waited < 0.005 else 0.0005)
+        _raise_failure(self._stream.error)
+        return True
+
+
+def _raise_failure(error: BaseException | None) -> None:
+    if error is not None:
+        raise DeviceError(f"work on the device stream failed: {type(error).__name__}: {error}") from error

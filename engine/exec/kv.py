@@ -1,0 +1,36 @@
+"""The pool of keys and values, in pages. Who owns which page is the business of ``engine/cache``."""
+
+from __future__ import annotations
+
+import torch
+
+
+class KVPool:
+    """Keys and values of every layer: ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads_local, head_dim].
+
+    Slot ``page * page_size + offset`` holds one token. On a CPU memory is taken from the system when a page is first
+    written.
+    """
+
+    def __init__(self, layers: int, pages: int, page_size: int, kv_heads_local: int, head_dim: int, dtype: torch.dtype,
+                 device: torch.device | str = "cpu") -> None:  # fmt: skip
+        if min(layers, pages, page_size, kv_heads_local, head_dim) < 1:
+            raise ValueError(
+                f"KV pool: {layers} layers x {pages} pages x {page_size} tokens x {kv_heads_local} heads x {head_dim}: a size is below 1"
+            )
+        self.layers = layers
+        self.pages = pages
+        self.page_size = page_size
+        self.kv_heads_local = kv_heads_local
+        self.head_dim = head_dim
+        self.dtype = dtype
+        shape = (layers, pages * page_size, kv_heads_local, head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys: tuple[torch.Tensor, ...] = tuple(self._keys.unbind(0))
+        self.values: tuple[torch.Tensor, ...] = tuple(self._values.unbind(0))
+
+    @staticmethod
+    def bytes_per_page(layers: int, page_size: int, kv_heads_local: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Bytes that one page takes on one rank, keys and values of all layers."""
+        return 2 * layers * page_size * kv_heads_local * head_dim * dtype.itemsize
