@@ -51,8 +51,15 @@ def _children() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE and "multiprocessing.resource_tracker" not in _describe(process)
+        if process.is_running() and not _ended(process) and "multiprocessing.resource_tracker" not in _describe(process)
     ]
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _describe(process: psutil.Process) -> str:
