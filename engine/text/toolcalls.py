@@ -27,7 +27,7 @@ class _State(Enum):
 
 
 class HermesParser:
-    """Content and tool calls of one answer. White space beside a block belongs to the markup and is dropped.
+    """Content and tool calls of one answer. White space beside a block is dropped, but for what parts two pieces of content.
 
     ``forbidden``: calls were ruled out (tool_choice none); a block is then a failure and shows as nothing.
     """
@@ -37,7 +37,8 @@ class HermesParser:
         self._state = _State.TEXT
         self._pending = ""
         self._space = ""  # white space that is content only if content follows
-        self._trim = False  # a block has just ended
+        self._after_block = False  # and no content came since
+        self._said = False  # some content was given
         self._calls = 0
         self._call = _Call(0)
 
@@ -54,7 +55,7 @@ class HermesParser:
         rest, self._pending = self._pending, ""
         if self._state is _State.TEXT:
             self._say(rest, events)
-            if self._space and not self._trim:
+            if self._space and not self._after_block:
                 events.append(Content(self._space))
         elif self._state is _State.CALL:
             events.append(self._call.failure("the answer ended inside a tool call"))
@@ -96,7 +97,7 @@ class HermesParser:
         """Go on behind a marker of ``size`` characters from the beginning of what is pending."""
         self._pending = self._pending[size:]
         self._space = ""
-        self._trim = True
+        self._after_block = True
         if marker == CLOSE:
             self._state = _State.TEXT
         elif self._forbidden:
@@ -108,12 +109,12 @@ class HermesParser:
 
     def _say(self, text: str, events: list[Event]) -> None:
         text = self._space + text
-        if self._trim:
+        if self._after_block and not self._said:
             text = text.lstrip()
         body = text.rstrip()
         self._space = text[len(body) :]
         if body:
-            self._trim = False
+            self._after_block, self._said = False, True
             events.append(Content(body))
 
     def _read_call(self, events: list[Event]) -> bool:
