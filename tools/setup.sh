@@ -15,7 +15,7 @@ recent_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 find_python() {
     if [[ -n ${PYTHON:-} ]]; then
         command -v "$PYTHON" >/dev/null || die "PYTHON=$PYTHON: no such program; give one that is Python 3.11 or newer"
-        recent_enough "$PYTHON" || die "PYTHON=$PYTHON is $("$PYTHON" --version 2>&1); Lastbatch needs Python 3.11 or newer"
+        recent_enough "$PYTHON" || die "PYTHON=$PYTHON is $("$PYTHON" --version 2>&1 | sed -n 1p); Lastbatch needs Python 3.11 or newer"
         return
     fi
     for PYTHON in python3 python3.14 python3.13 python3.12 python3.11; do

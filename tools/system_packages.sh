@@ -69,7 +69,7 @@ quiet_services() {
     "${as_root[@]}" chmod 755 "$policy"
 }
 
-apt() { timeout 900 "${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
+apt() { timeout 900 "${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" </dev/null; }
 
 exec 8<"tools/system_packages.sh" # one at a time in this checkout: `apt-get update` does not wait for its lock
 flock --timeout 1800 8
