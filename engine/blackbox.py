@@ -306,7 +306,7 @@ class BlackBox:
         self.beat()
         self.publish()
         self._write_device()
-        os.rename(scratch, path)
+        scratch.rename(path)
 
     # The main thread.
 
@@ -447,7 +447,7 @@ def read(path: Path | str, *, events: bool = True) -> Snapshot:
             record alone long enough to be read (1,000 tries).
     """
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             return _decode(view, str(path), events=events)
     except OSError as error:
         raise BoxError(f"{path}: {error.strerror or error}") from error
@@ -485,9 +485,12 @@ def _decode(view: bytes | mmap.mmap, source: str, *, events: bool) -> Snapshot:
     hot, counters, phases = _locked(view, HOST_OFFSET, ((_HOT, _HOT_AT), (_COUNTERS, _COUNTERS_AT), (_PHASES, _PHASES_AT)), source)
     (device,) = _locked(view, DEVICE_OFFSET, ((_DEVICE, _DEVICE_AT),), source)
     try:
-        host = Host(*hot[:4], Phase(hot[4]), *hot[5:8], counters=dict(zip(COUNTERS, counters, strict=True)),
+        step, mono_ns, progress_ns, beats, phase, running, waiting, held = hot
+        host = Host(step, mono_ns, progress_ns, beats, Phase(phase), running, waiting, held,
+                    counters=dict(zip(COUNTERS, counters, strict=True)),
                     phases={p: PhaseStat(*phases[p * 4 : p * 4 + 3]) for p in Phase})  # fmt: skip
-        record = DeviceRecord(*device[:8], DeviceState(device[8]), device[9])
+        step, mono_ns, enqueued, completed, nbytes, layer, begun, ended, state, kind = device
+        record = DeviceRecord(step, mono_ns, enqueued, completed, nbytes, layer, begun, ended, DeviceState(state), kind)
     except ValueError as error:
         raise BoxError(f"{source}: {error}") from error
     return Snapshot(header, settings, host, record, tuple(_events(view)) if events else ())

@@ -174,13 +174,13 @@ class Settings:
         built: dict[str, Any] = {}
         for group, values in raw.items():
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-            built[group] = types[group](**values)  # type: ignore[misc, operator]
+            built[group] = types[group](**values)  # type: ignore[operator]
         return Settings(**built)
 
 
 def _groups() -> Iterator[tuple[str, tuple[dataclasses.Field[Any], ...]]]:
     for group in dataclasses.fields(Settings):
-        yield group.name, dataclasses.fields(group.default_factory)  # type: ignore[arg-type, misc]
+        yield group.name, dataclasses.fields(group.default_factory)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def parse(args: Sequence[str]) -> Settings:
         group, name = target.split(".", 1)
         tree.setdefault(group, {})[name] = tuple(value) if isinstance(value, list) else value
     types = {f.name: f.default_factory for f in dataclasses.fields(Settings)}
-    settings = Settings(**{group: types[group](**values) for group, values in tree.items()})  # type: ignore[misc, operator]
+    settings = Settings(**{group: types[group](**values) for group, values in tree.items()})  # type: ignore[operator]
     validate(settings)
     return settings
 
@@ -262,8 +262,10 @@ def validate(s: Settings) -> None:
                         ("--speculative-num-draft-tokens", s.speculation.num_draft_tokens),
                         ("--speculative-ngram-min-match", s.speculation.ngram_min)):  # fmt: skip
         need(value >= 1, f"{flag}: {value} is less than 1")
-    for flag, seconds in (("--rendezvous-timeout", s.parallel.rendezvous_timeout_s), ("--grammar-compile-timeout", s.grammar.compile_timeout_s),
-                          ("--health-generate-timeout", s.server.health_generate_timeout_s), ("--health-max-age", s.server.health_max_age_s),
+    for flag, seconds in (("--rendezvous-timeout", s.parallel.rendezvous_timeout_s),
+                          ("--grammar-compile-timeout", s.grammar.compile_timeout_s),
+                          ("--health-generate-timeout", s.server.health_generate_timeout_s),
+                          ("--health-max-age", s.server.health_max_age_s),
                           ("--boot-timeout", s.launch.boot_timeout_s)):  # fmt: skip
         need(seconds > 0, f"{flag}: {seconds} s is not a time; give a number above 0")
     need(s.launch.watchdog_timeout_s >= 0, f"--watchdog-timeout: {s.launch.watchdog_timeout_s} is negative; 0 turns it off")
@@ -283,7 +285,8 @@ def validate(s: Settings) -> None:
     )
     need(0 <= s.cache.mem_fraction < 1, f"--mem-fraction-static: {s.cache.mem_fraction} is not in 0..1")
     need(s.speculation.ngram_max >= s.speculation.ngram_min,
-         f"--speculative-ngram-max-match: {s.speculation.ngram_max} is below --speculative-ngram-min-match {s.speculation.ngram_min}")  # fmt: skip
+         f"--speculative-ngram-max-match: {s.speculation.ngram_max} is below "
+         f"--speculative-ngram-min-match {s.speculation.ngram_min}")  # fmt: skip
     need(0 <= s.server.port < 65536, f"--port: {s.server.port} is not in 0..65535")
     need(not s.launch.fault or s.launch.enable_faults, "--fault: needs --enable-faults")
     for flag, path in (
