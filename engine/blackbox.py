@@ -447,7 +447,7 @@ def read(path: Path | str, *, events: bool = True) -> Snapshot:
             record alone long enough to be read (1,000 tries).
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             return _decode(view, str(path), events=events)
     except OSError as error:
         raise BoxError(f"{path}: {error.strerror or error}") from error
