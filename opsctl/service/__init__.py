@@ -1,0 +1,1 @@
+"""Service managers behind one protocol: systemd (here or over ssh) and a small supervisor of our own."""

@@ -1,0 +1,55 @@
+"""A drop-in that replaces a unit's command line, as text.
+
+systemd strips quotes even inside a word, expands ``%`` and ``$`` and knows C escapes, so each argument is quoted and
+escaped whole; ``systemd-analyze verify`` would not notice a mistake. The file carries what it means as JSON in a
+comment, so that it is read back exactly and an edit by others is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+
+from opsctl.service.manager import Override, ServiceError
+
+COMMITTED = "zz-opsctl-50.conf"
+TRIAL = "zz-opsctl-90-trial.conf"
+_MARK = "# opsctl: "
+
+
+def quote(argument: str, *, expands: bool = True) -> str:
+    """One argument of ``ExecStart=``; with ``expands=False`` of ``Environment=``, where ``$`` means itself."""
+    text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    text = text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    return f'"{text.replace("$", "$$") if expands else text}"'
+
+
+def render(override: Override) -> str:
+    """Raises ServiceError for an argument that systemd cannot carry."""
+    for argument in (*override.argv, *override.env, *override.env.values()):
+        if "\0" in argument:
+            raise ServiceError(f"{argument!r}: holds a NUL, which no argument can")
+    env = dict(sorted(override.env.items()))
+    lines = [
+        "# Written by opsctl, which removes it too: `opsctl rollout status`. Do not edit: an edit stops the next rollout.",
+        _MARK + json.dumps({"argv": list(override.argv), "env": env}),
+        "[Service]",
+        "ExecStart=",
+        "ExecStart=" + " ".join(quote(argument) for argument in override.argv),
+    ]
+    lines += [f"Environment={quote(f'{key}={value}', expands=False)}" for key, value in env.items()]
+    return "\n".join(lines) + "\n"
+
+
+def parse(text: str, where: str) -> Override:
+    """What a drop-in of ours says. Raises ServiceError when it is not as we wrote it."""
+    for line in text.splitlines():
+        if line.startswith(_MARK):
+            try:
+                found = json.loads(line.removeprefix(_MARK))
+                override = Override(tuple(found["argv"]), found["env"])
+            except (ValueError, KeyError, TypeError):
+                break
+            if render(override) == text:
+                return override
+            break
+    raise ServiceError(f"{where}: was changed by hand since opsctl wrote it; move what it says into the unit itself and delete it")

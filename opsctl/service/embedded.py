@@ -1,0 +1,193 @@
+"""The embedded service manager as a client: what ``ServiceManager`` asks, said over the supervisor's socket."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from opsctl.service import control, definition, log, record
+from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, Unreachable
+from opsctl.service.supervisor import planned
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_LAUNCH_S = 20.0
+
+
+class EmbeddedService:
+    """One service of a services folder on this machine.
+
+    ``env`` is where run and state folders are looked for; a supervisor that is started here inherits it, and so
+    does its service. Raises ServiceError for a definition that cannot be used.
+    """
+
+    node = "here"
+
+    def __init__(self, folder: Path, name: str, env: Mapping[str, str]) -> None:
+        self._folder, self._name, self._env = folder, name, env
+        self._service = definition.read(folder, name, env)
+        self._paths = record.Folder(self._service, env)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def snapshot(self) -> Snapshot:
+        found = self._ask("snapshot", record.ServiceRecord(name=self._name, supervisor_pid=0))
+        return Snapshot(
+            found.invocation_id, found.state, found.main_pid, found.restarts, found.result, found.since_mono, found.waiting_to_restart
+        )
+
+    def _ask(self, do: str, otherwise: record.ServiceRecord) -> record.ServiceRecord:
+        """The supervisor's record; when there is no supervisor, what its last one left, told as such."""
+        try:
+            return control.call(self._paths.control, control.Request(do=do)).record or otherwise
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            if self._supervised():
+                raise Unreachable(f"{self._name}: its supervisor runs and does not listen on {self._paths.control}") from error
+        left = record.read(self._paths.state, record.ServiceRecord)
+        if left is None:
+            return otherwise
+        died = left.state not in (State.inactive, State.failed)
+        left.main_pid, left.waiting_to_restart = 0, False
+        left.state, left.result = (State.failed, "supervisor-died") if died else (left.state, left.result)
+        return left
+
+    def _supervised(self) -> bool:
+        try:
+            descriptor = os.open(self._paths.lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def argv(self) -> tuple[str, ...]:
+        pid = self.snapshot().main_pid
+        try:
+            raw = Path(f"/proc/{pid}/cmdline").read_bytes() if pid else b""
+        except OSError:
+            return ()
+        return tuple(part.decode(errors="replace") for part in raw.split(b"\0")[:-1])
+
+    def command(self) -> Command:
+        self._service = definition.read(self._folder, self._name, self._env)
+        found = planned(self._service, self._paths)
+        return Command(found.argv, found.env)
+
+    def run_dir(self) -> str:
+        return self._service.run_dir
+
+    def preflight(self) -> tuple[str, ...]:
+        return ()
+
+    # Starting and stopping.
+
+    def begin_start(self) -> None:
+        self._call(control.Request(do="start"))
+
+    def begin_stop(self) -> None:
+        try:
+            control.call(self._paths.control, control.Request(do="stop"))
+        except (FileNotFoundError, ConnectionRefusedError):
+            if self.snapshot().result == "supervisor-died":
+                self._launch()  # which ends what the dead one left
+
+    def end(self) -> None:
+        """Stop the service and its supervisor. Raises Locked while a rollout holds it."""
+        try:
+            control.call(self._paths.control, control.Request(do="end"))
+        except (FileNotFoundError, ConnectionRefusedError):
+            if self.snapshot().result == "supervisor-died":
+                self._launch()
+                control.call(self._paths.control, control.Request(do="end"))
+
+    @property
+    def ended(self) -> bool:
+        return not self._supervised()
+
+    def _call(self, request: control.Request) -> control.Reply:
+        """Ask the supervisor, starting one when there is none."""
+        try:
+            return control.call(self._paths.control, request)
+        except (FileNotFoundError, ConnectionRefusedError):
+            self._launch()
+            return control.call(self._paths.control, request)
+
+    def _launch(self) -> None:
+        argv = [sys.executable, "-m", "opsctl.service.supervisor", "--detach", str(self._folder.absolute()), self._name]
+        try:
+            done = subprocess.run(argv, cwd=_PACKAGE_ROOT, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.PIPE, timeout=_LAUNCH_S, check=False)  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise Unreachable(f"{self._name}: its supervisor did not come up within {_LAUNCH_S:g} s") from error
+        if done.returncode and not self._supervised():
+            raise ServiceError(f"{self._name}: its supervisor did not start: {done.stderr.decode(errors='replace').strip()}")
+
+    # The change and its dead-man.
+
+    def read_change(self) -> Change:
+        committed = record.read(self._paths.committed, record.OverrideRecord)
+        trial = record.read(self._paths.trial, record.OverrideRecord)
+        return Change(committed.override() if committed else None, trial.override() if trial else None)
+
+    def arm(self, lease: Lease) -> None:
+        terms = record.LeaseRecord(
+            token=lease.token,
+            until_mono=0.0,
+            ttl_s=lease.ttl_s,
+            decision=lease.decision or str(self._paths.decision(lease.token)),
+            on_expiry=lease.on_expiry,
+        )
+        self._call(control.Request(do="arm", lease=terms))
+
+    def renew(self, token: str, ttl_s: float) -> None:
+        self._call(control.Request(do="renew", token=token, ttl_s=ttl_s))
+
+    def disarm(self, token: str) -> None:
+        self._call(control.Request(do="disarm", token=token))
+
+    def lease_token(self) -> str:
+        try:
+            return control.call(self._paths.control, control.Request(do="lease")).token
+        except (FileNotFoundError, ConnectionRefusedError):
+            return ""
+
+    def decide(self, lease: Lease, wish: str) -> str:
+        return record.decide(lease.decision or str(self._paths.decision(lease.token)), wish)
+
+    def write_trial(self, override: Override) -> None:
+        self._call(control.Request(do="trial", override=record.OverrideRecord(override.argv, dict(override.env))))
+
+    def commit_trial(self) -> None:
+        self._call(control.Request(do="commit"))
+
+    def remove_trial(self) -> None:
+        self._call(control.Request(do="revert"))
+
+    # Reading.
+
+    def log(self, invocation_id: str) -> tuple[Line, ...]:
+        spans = self._ask("snapshot", record.ServiceRecord(name=self._name, supervisor_pid=0)).spans
+        return log.read(Path(self._service.log), spans, invocation_id)
+
+    def read_file(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def run(self, argv: tuple[str, ...], deadline_s: float) -> tuple[int, str, str]:
+        env = {**self._env, **self.command().env}
+        try:
+            done = subprocess.run(argv, cwd=self._service.cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                                  timeout=deadline_s, check=False)  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise Unreachable(f"{argv[0]}: no answer within {deadline_s:g} s") from error
+        except OSError as error:
+            raise ServiceError(f"{argv[0]}: {error}") from error
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
