@@ -73,16 +73,28 @@ class Disarm(msgspec.Struct, tag=True):
     name: str
 
 
+class Open(msgspec.Struct, tag=True):
+    """The warm-up is over: real requests come from now on."""
+
+
 class Stop(msgspec.Struct, tag=True):
     """Rank 0 is done: leave the groups and exit 0."""
 
 
 class Hello(msgspec.Struct, tag=True):
-    """From a rank to rank 0, once it has loaded."""
+    """From a rank to rank 0, once it has loaded. ``pages``: as many KV pages as it has memory for."""
 
     info: RankInfo
+    pages: int
+    paths: dict[str, str] = {}
 
 
-RankMessage = Plan | Arm | Disarm | Stop | Hello
+class Begin(msgspec.Struct, tag=True):
+    """From rank 0 to every rank: the number of KV pages that all of them take."""
+
+    pages: int
+
+
+RankMessage = Plan | Begin | Arm | Disarm | Open | Stop | Hello
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(RankMessage).decode

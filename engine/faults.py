@@ -1,0 +1,173 @@
+"""Named faults for drills, armed at start (``--fault``) or through ``/admin/faults``; only with ``--enable-faults``.
+
+A fault changes the inputs, the order, the number or the completion of real calls, and nothing else: a collective that
+never completes is a real one, an exception is raised by real code. Nothing that a monitor can read names a fault; it
+is recognised by its effects or not at all. Without ``--enable-faults`` no object of this module exists in a rank.
+
+Spec: ``NAME[:key=value,...]``, for instance ``collective.skip:rank=1,after_steps=20``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+
+class FaultError(ValueError):
+    """A fault spec that cannot be armed: the text says what is wrong and what would do."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A fault that exists: its parameters with their defaults, and what it does."""
+
+    name: str
+    defaults: Mapping[str, Any]
+    effect: str
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            Kind("collective.skip", {"rank": 1, "after_steps": 0}, "one rank does not enter one collective"),
+            Kind("collective.mismatch", {"rank": 1, "after_steps": 0}, "one rank enters one collective with another size"),
+            Kind("grammar.verify_desync", {}, "ranks disagree on the accepted length of a grammar-masked verify that shares a batch"),
+            Kind("callback.stall", {"rank": 1, "hold_gil": False}, "a host callback on one rank's stream blocks in a read"),
+            Kind("decode.crash", {"n": 1, "when": "any", "after_ready": False}, "TypeError at the n-th decode step"),
+            Kind("boot.hang", {}, "the server never becomes ready"),
+            Kind("decode.slow", {"factor": 4}, "each step computes its forward pass this many times"),
+            Kind("health.lie", {}, "health routes answer 200 whatever happens"),
+        )
+    }
+)
+
+
+@dataclass
+class Armed:
+    name: str
+    values: dict[str, Any]
+    steps: int = 0  # steps since it was armed
+    fired: bool = False
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> str:
+        inner = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in self.values.items())
+        return f"{self.name}:{inner}" if inner else self.name
+
+
+def parse(spec: str) -> Armed:
+    """Raises FaultError for an unknown fault, parameter or value."""
+    name, _, rest = spec.partition(":")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise FaultError(f"fault {name!r} is unknown; there are: {', '.join(KINDS)}")
+    values = dict(kind.defaults)
+    for part in filter(None, rest.split(",")):
+        key, equals, text = part.partition("=")
+        if key not in values:
+            raise FaultError(f"fault {name}: no parameter {key!r}; it takes: {', '.join(values) or 'none'}")
+        default = values[key]
+        try:
+            if isinstance(default, bool):
+                values[key] = {"true": True, "false": False, "": True}[text.lower()] if equals else True
+            else:
+                values[key] = type(default)(text)
+        except (KeyError, ValueError):
+            raise FaultError(f"fault {name}: {key}={text!r} is not a {type(default).__name__}") from None
+    if name == "decode.crash" and values["when"] not in ("any", "sequential"):
+        raise FaultError(f"fault {name}: when={values['when']!r} is neither any nor sequential")
+    return Armed(name, values)
+
+
+class Faults:
+    """The faults armed in one rank, asked at the points where each can act."""
+
+    def __init__(self, rank: int, specs: tuple[str, ...] = ()) -> None:
+        self._rank = rank
+        self._armed: dict[str, Armed] = {}
+        self.ready = False
+        for spec in specs:
+            self.arm(spec)
+
+    def arm(self, spec: str) -> None:
+        fault = parse(spec)
+        self._armed[fault.name] = fault
+
+    def disarm(self, name: str) -> None:
+        """Lift a fault (all, if ``name`` is empty). A rank that is stuck already stays stuck, except in a callback."""
+        for fault in [f for f in self._armed.values() if not name or f.name == name]:
+            del self._armed[fault.name]
+            for descriptor in fault.state.get("release", ()):
+                with contextlib.suppress(OSError):
+                    os.write(descriptor, b"x")
+
+    @property
+    def armed(self) -> list[str]:
+        return [fault.spec for fault in self._armed.values()]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._armed
+
+    # The points.
+
+    def begin_step(self) -> None:
+        """Count a step; those of the warm-up do not count."""
+        if self.ready:
+            for fault in self._armed.values():
+                fault.steps += 1
+
+    def collective(self, tensor: Any) -> Any:
+        """For ``Group.intercept``: the tensor to enter with, or None to stay out of this collective."""
+        for name in ("collective.skip", "collective.mismatch"):
+            fault = self._armed.get(name)
+            if fault is None or fault.fired or not self._here(fault) or fault.steps <= fault.values["after_steps"]:
+                continue
+            fault.fired = True
+            return None if name == "collective.skip" else tensor.new_zeros(tensor.numel() + 8)
+        return tensor
+
+    def committed(self, gained: int, *, masked: bool, verify: bool, shared: bool) -> int:
+        """KV tokens that a row gains from its accepted run."""
+        if masked and verify and shared and self._rank > 0 and "grammar.verify_desync" in self._armed:
+            return gained - 1
+        return gained
+
+    def kv_length(self, value: int, *, loop: str) -> Any:
+        """The KV length that a decode row is laid out from."""
+        fault = self._armed.get("decode.crash")
+        if fault is None or (fault.values["when"] == "sequential" and loop != "sequential"):
+            return value
+        if fault.values["after_ready"] and not self.ready:
+            return value
+        fault.state["decodes"] = fault.state.get("decodes", 0) + 1
+        return None if fault.state["decodes"] >= fault.values["n"] else value
+
+    def passes(self) -> int:
+        """How many times a step's forward pass is computed."""
+        fault = self._armed.get("decode.slow")
+        return max(1, int(fault.values["factor"])) if fault is not None and self.ready else 1
+
+    def callback(self) -> None:
+        """A host callback on the stream."""
+        fault = self._armed.get("callback.stall")
+        if fault is None or fault.fired or not self._here(fault) or not self.ready:
+            return
+        fault.fired = True
+        reader, writer = os.pipe()
+        fault.state["release"] = (writer,)
+        if fault.values["hold_gil"]:
+            buffer = ctypes.create_string_buffer(1)
+            ctypes.PyDLL(None).read(reader, buffer, 1)  # PyDLL keeps the GIL: every Python thread of the rank stands
+        else:
+            os.read(reader, 1)
+        os.close(reader)
+
+    def _here(self, fault: Armed) -> bool:
+        return bool(fault.values["rank"] == self._rank)

@@ -1,0 +1,53 @@
+"""What the watchdog saves before it kills: every rank's black box and stacks, with a time limit on each."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def save(folder: Path, pids: Mapping[int, int], boxes: Mapping[int, Path], *, limit_s: float) -> list[str]:
+    """Write ``rank-<n>.box`` and ``stacks-<n>.txt`` for every rank into ``folder``.
+
+    ``pids``: of the ranks on this node. All stacks are taken at once, each within ``limit_s``. Returns what could
+    not be had, in words. Never raises: a kill that waits for its evidence is worse than missing evidence.
+    """
+    missing: list[str] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return [f"{folder}: {error.strerror}"]
+    for rank, path in boxes.items():
+        try:
+            shutil.copyfile(path, folder / f"rank-{rank}.box")
+        except OSError as error:
+            missing.append(f"black box of rank {rank}: {error.strerror}")
+    missing += _stacks(folder, pids, limit_s)
+    return missing
+
+
+def _stacks(folder: Path, pids: Mapping[int, int], limit_s: float) -> list[str]:
+    spy = Path(sys.executable).parent / "py-spy"
+    missing: list[str] = []
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    for rank, pid in pids.items():
+        try:
+            with (folder / f"stacks-{rank}.txt").open("wb") as target:
+                running[rank] = subprocess.Popen([str(spy), "dump", "--nonblocking", "--pid", str(pid)], stdin=subprocess.DEVNULL,
+                                                 stdout=target, stderr=subprocess.STDOUT)  # fmt: skip
+        except OSError as error:
+            missing.append(f"stacks of rank {rank}: {error.strerror}")
+    until = time.monotonic() + limit_s
+    for rank, process in running.items():
+        try:
+            if process.wait(max(0.0, until - time.monotonic())) != 0:
+                missing.append(f"stacks of rank {rank}: py-spy exited with {process.returncode}")
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            missing.append(f"stacks of rank {rank}: py-spy took more than {limit_s:g} s")
+    return missing

@@ -1,0 +1,271 @@
+"""The parent process: starts the API process and the ranks, says READY, watches, and ends everything in order.
+
+It holds no tensor and shares no lock with a rank, so nothing that happens in a rank can stop it. What it knows of
+ranks it reads from their black boxes.
+
+Ends::
+
+    SIGTERM, SIGINT      the API process drains and ends, then the ranks; exit 0
+    a process dies       stacks of the others are saved, all are killed; exit 1
+    a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
+    not ready in time    the same                                                   (--boot-timeout)
+    another node ends    the same, exit 75 so that a service manager starts this node again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from engine import blackbox
+from engine.config import ConfigError, Settings, fit_model, run_directory
+from engine.launch import evidence, relay
+from engine.launch.children import Child, Family, base_environment, rank_environment
+from engine.launch.notify import Notifier
+from engine.launch.watchdog import stuck_rank, unfresh
+from engine.model.hf_config import read_config
+
+_log = logging.getLogger("engine.launcher")
+_TICK_S = 0.1
+_STACKS_S = 10.0
+_STOP_S = 15.0
+_EXTEND_S = 30.0
+PEER_ENDED = 75  # EX_TEMPFAIL: nothing is wrong here, start me again
+
+
+@dataclass(frozen=True)
+class End:
+    """Why the launcher ends. ``keep``: take evidence first."""
+
+    code: int
+    why: str
+    keep: bool
+
+
+class Launcher:
+    """One node's server.
+
+    Raises (from the constructor):
+        ConfigError: the model cannot be served with these settings, or the run directory is in use.
+    """
+
+    def __init__(self, settings: Settings, model: Path, env: Mapping[str, str]) -> None:
+        config = read_config(model)
+        fit_model(settings, heads=config.heads, kv_heads=config.kv_heads, intermediate=config.intermediate, vocab=config.vocab,
+                  context=config.context)  # fmt: skip
+        self._settings = settings
+        self._model = model
+        self._env = env
+        self._notifier = Notifier(env)
+        self._invocation = env.get("INVOCATION_ID") or uuid.uuid4().hex
+        self._run_dir = run_directory(settings, env).absolute()
+        self._lock = self._take_run_dir()
+        self._sockets = Path(tempfile.mkdtemp(prefix="lastbatch-", dir=self._socket_base()))
+        self._family = Family()
+        self._stop_signal = 0
+        self._link: relay.Hub | relay.Spoke | None = None
+        self._told_s = 0.0
+
+    def run(self) -> int:
+        """Serve until something ends it; returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            self._start()
+            end = self._boot() or self._watch()
+            return self._finish(end)
+        finally:
+            self._family.kill_all()
+            self._clean()
+
+    # Starting.
+
+    def _start(self) -> None:
+        settings = self._settings
+        env = base_environment(settings, self._model, self._sockets, self._run_dir, self._invocation, self._env)
+        if settings.parallel.nnodes > 1:
+            kind = relay.Hub if settings.parallel.node_rank == 0 else relay.Spoke
+            self._link = kind(settings, self._run_dir)
+        if settings.parallel.node_rank == 0:
+            self._family.spawn("API process", "engine.server.main", env)
+        threads = settings.parallel.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // len(settings.local_ranks))
+        for rank in settings.local_ranks:
+            self._family.spawn(f"rank {rank}", "engine.scheduler.process", rank_environment(settings, rank, env, threads), rank)
+        self._describe()
+
+    def _boot(self) -> End | None:
+        """Wait until everything is ready; None when it is."""
+        until = time.monotonic() + self._settings.launch.boot_timeout_s
+        extended = 0.0
+        while not self._family.ready:
+            end = self._ended()
+            if end is not None:
+                return end
+            now = time.monotonic()
+            if now > until:
+                return End(1, f"not ready after {self._settings.launch.boot_timeout_s:g} s (--boot-timeout)", keep=True)
+            if now - extended > _EXTEND_S / 3:
+                extended = now
+                self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", "STATUS=loading")
+            time.sleep(_TICK_S)
+        self._describe()
+        self._notifier.send("READY=1", f"STATUS=serving, configuration {self._settings.digest[:12]}")
+        _log.info("Ready: configuration %s, invocation %s", self._settings.digest[:12], self._invocation[:8])
+        return None
+
+    # Serving.
+
+    def _watch(self) -> End:
+        launch = self._settings.launch
+        while True:
+            end = self._ended()
+            if end is not None:
+                return end
+            now = time.monotonic_ns()
+            boxes = self._boxes()
+            if launch.watchdog_timeout_s:
+                stuck = stuck_rank(boxes, now, launch.watchdog_timeout_s)
+                if stuck is not None:
+                    return End(1, f"rank {stuck.rank} has not moved for {stuck.still_s:.0f} s (phase {stuck.phase.name}; "
+                                  f"--watchdog-timeout {launch.watchdog_timeout_s:g})", keep=True)  # fmt: skip
+            self._tell_manager(boxes, now)
+            time.sleep(_TICK_S)
+
+    def _tell_manager(self, boxes: Mapping[int, blackbox.Snapshot], now_ns: int) -> None:
+        every = self._notifier.watchdog_s
+        if every is None or time.monotonic() - self._told_s < every / 4:
+            return
+        if len(boxes) >= len(self._settings.local_ranks) and not unfresh(boxes, now_ns, self._settings.server.health_max_age_s):
+            self._told_s = time.monotonic()
+            self._notifier.send("WATCHDOG=1")
+
+    def _ended(self) -> End | None:
+        if self._stop_signal:
+            return End(0, f"{signal.Signals(self._stop_signal).name}", keep=False)
+        dead = self._family.dead()
+        if dead is not None:
+            return End(1, f"{dead.name} (pid {dead.pid}) ended with {_ending(dead)}", keep=True)
+        if self._link is not None:
+            why = self._link.turn()
+            if why is not None:
+                return End(PEER_ENDED, why, keep=False)
+        return None
+
+    def _boxes(self) -> dict[int, blackbox.Snapshot]:
+        found = {}
+        for path in (*self._run_dir.glob("rank-*.box"), *self._run_dir.glob("remote-rank-*.box")):
+            with contextlib.suppress(blackbox.BoxError):
+                box = blackbox.read(path, events=False)
+                found[box.header.rank] = box
+        return found
+
+    # Ending.
+
+    def _finish(self, end: End) -> int:
+        _log.log(logging.INFO if end.code == 0 else logging.ERROR, "Ending: %s", end.why)
+        self._notifier.send("STOPPING=1", f"STATUS={end.why}")
+        if end.keep:
+            self._keep_evidence()
+        if self._link is not None:
+            self._link.end()
+        if end.code:
+            return end.code
+        api = [child for child in self._family.children if child.rank is None]
+        ranks = [child for child in self._family.children if child.rank is not None]
+        late = self._stop(api, self._settings.server.drain_timeout_s + _STOP_S)
+        late += self._stop(ranks, _STOP_S)
+        for child in late:
+            _log.error("%s (pid %d) did not end in time and is killed", child.name, child.pid)
+        failed = [child for child in self._family.children if child not in late and child.process.returncode]
+        for child in failed:
+            _log.error("%s (pid %d) ended with %s", child.name, child.pid, _ending(child))
+        return 1 if late or failed else 0
+
+    def _stop(self, children: list[Child], deadline_s: float) -> list[Child]:
+        for child in children:
+            child.stop()
+        return self._family.wait(children, deadline_s)
+
+    def _keep_evidence(self) -> None:
+        folder = self._run_dir / time.strftime("evidence-%Y%m%dT%H%M%SZ", time.gmtime())
+        alive = {child.rank: child.pid for child in self._family.children if child.rank is not None and child.process.poll() is None}
+        boxes = {rank: self._run_dir / f"rank-{rank}.box" for rank in self._settings.local_ranks}
+        missing = evidence.save(folder, alive, boxes, limit_s=_STACKS_S)
+        _log.error("Evidence is in %s%s", folder, f"; missing: {'; '.join(missing)}" if missing else "")
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_signal = number
+
+    # The run directory.
+
+    def _take_run_dir(self) -> int:
+        folder = self._run_dir
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"--run-dir: {folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            os.close(lock)
+            raise ConfigError(f"--run-dir: {folder} is in use by a server (pid {holder}); stop it or give another --name") from None
+        os.truncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        old = [path for pattern in ("rank-*.box", "remote-rank-*.box") for path in folder.glob(pattern)]
+        if old:  # a server that was killed left them: they stay as evidence until the next such end
+            previous = folder / "previous"
+            shutil.rmtree(previous, ignore_errors=True)
+            previous.mkdir()
+            for path in old:
+                path.rename(previous / path.name)
+        return lock
+
+    def _socket_base(self) -> str | None:
+        """A Unix socket's path has at most 107 bytes: a long run directory cannot hold one."""
+        return str(self._run_dir) if len(str(self._run_dir)) < 60 else None
+
+    def _describe(self) -> None:
+        """``launcher.json``: who is who, for monitors and for people."""
+        api = next((child for child in self._family.children if child.rank is None), None)
+        said = api.said.decode(errors="replace").split() if api is not None else []
+        described = {
+            "pid": os.getpid(), "invocation_id": self._invocation, "api_pid": api.pid if api else None,
+            "host": said[1] if len(said) == 3 else self._settings.server.host,
+            "port": int(said[2]) if len(said) == 3 else self._settings.server.port,
+            "node_rank": self._settings.parallel.node_rank, "config_digest": self._settings.digest,
+            "ranks": [{"rank": child.rank, "pid": child.pid} for child in self._family.children if child.rank is not None],
+            "run_dir": str(self._run_dir),
+        }  # fmt: skip
+        scratch = self._run_dir / ".launcher.json"
+        scratch.write_text(json.dumps(described, indent=1) + "\n")
+        scratch.rename(self._run_dir / "launcher.json")
+
+    def _clean(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        (self._run_dir / "launcher.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self._run_dir / "lock").unlink()
+        os.close(self._lock)
+        with contextlib.suppress(OSError):
+            self._run_dir.rmdir()  # only when nothing is left in it
+
+
+def _ending(child: Child) -> str:
+    code = child.process.returncode
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

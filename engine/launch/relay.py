@@ -1,0 +1,152 @@
+"""Black boxes across nodes: every other node sends its ranks' records to node 0, which keeps them beside its own.
+
+Node 0's health, metrics and watchdog then read one folder for the whole group. Times are moved to node 0's clock as
+they arrive, so an age is an age. The link doubles as a sign of life: the group is one failure unit, and a node that
+falls silent takes the rest down with it.
+
+Files: ``remote-rank-<n>.box``, header and records without the ring (the ring stays on its own node).
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from engine import blackbox
+from engine.config import Settings
+
+_SEND_S = 0.5
+_MONO = struct.Struct("<Q")
+# Where the records hold CLOCK_MONOTONIC: host mono and progress, device mono, start.
+_TIMES_AT = (blackbox.HOST_OFFSET + 72, blackbox.HOST_OFFSET + 80, blackbox.DEVICE_OFFSET + 72, 16)
+
+
+class Report(msgspec.Struct, tag=True):
+    node: int
+    mono_ns: int
+    boxes: dict[int, bytes]
+    ending: bool = False
+
+
+class Answer(msgspec.Struct, tag=True):
+    ending: bool
+
+
+def _port(settings: Settings) -> tuple[str, int]:
+    host, port = settings.parallel.dist_init_addr.rsplit(":", 1)
+    return host, int(port) + 3
+
+
+def shifted(record: bytes, offset_ns: int) -> bytes:
+    """The records of a box with their times moved by ``offset_ns``."""
+    moved = bytearray(record[: blackbox.RING_OFFSET])
+    for at in _TIMES_AT:
+        (value,) = _MONO.unpack_from(moved, at)
+        _MONO.pack_into(moved, at, max(0, value + offset_ns))
+    return bytes(moved) + bytes(blackbox.BOX_BYTES - blackbox.RING_OFFSET)
+
+
+class Hub:
+    """Node 0's end. ``silent_s``: a node that has spoken and then not for this long counts as lost."""
+
+    def __init__(self, settings: Settings, run_dir: Path, *, silent_s: float = 10.0) -> None:
+        self._run_dir = run_dir
+        self._silent_s = silent_s
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.bind(f"tcp://*:{_port(settings)[1]}")
+        self._decoder = msgspec.msgpack.Decoder(Report)
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._ending = False
+
+    def turn(self) -> str | None:
+        """Take what has come; returns why the group must end, if it must."""
+        while self._socket.poll(0):
+            name, frame = self._socket.recv_multipart()
+            report = self._decoder.decode(frame)
+            if report.ending:
+                return f"node {report.node} is ending"
+            offset = time.monotonic_ns() - report.mono_ns
+            for rank, record in report.boxes.items():
+                target = self._run_dir / f"remote-rank-{rank}.box"
+                scratch = target.with_suffix(".new")
+                scratch.write_bytes(shifted(record, offset))
+                scratch.rename(target)
+            self._seen[report.node] = (name, time.monotonic())
+            self._socket.send_multipart((name, msgspec.msgpack.encode(Answer(self._ending))))
+        for node, (_, seen) in self._seen.items():
+            if time.monotonic() - seen > self._silent_s:
+                return f"node {node} has been silent for {self._silent_s:g} s"
+        return None
+
+    def end(self) -> None:
+        """Tell every node that the group ends."""
+        self._ending = True
+        for name, _ in self._seen.values():
+            self._socket.send_multipart((name, msgspec.msgpack.encode(Answer(True))))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        for left in self._run_dir.glob("remote-rank-*"):
+            left.unlink(missing_ok=True)
+
+
+class Spoke:
+    """Another node's end. ``patience_s``: how long node 0 may be silent, longer while it has not answered yet."""
+
+    def __init__(self, settings: Settings, run_dir: Path, *, silent_s: float = 10.0) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._silent_s = silent_s
+        self._patience_s = settings.parallel.rendezvous_timeout_s
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        host, port = _port(settings)
+        self._socket.connect(f"tcp://{host}:{port}")
+        self._sent = 0.0
+        self._heard = time.monotonic()
+        self._answered = False
+
+    def turn(self) -> str | None:
+        """Send what is due; returns why this node must end, if it must."""
+        now = time.monotonic()
+        if now - self._sent >= _SEND_S:
+            self._sent = now
+            self._send(ending=False)
+        while self._socket.poll(0):
+            answer = msgspec.msgpack.decode(self._socket.recv(), type=Answer)
+            self._heard, self._answered = now, True
+            if answer.ending:
+                return "node 0 is ending"
+        patience = self._silent_s if self._answered else self._patience_s
+        if now - self._heard > patience:
+            return f"node 0 has been silent for {patience:g} s"
+        return None
+
+    def end(self) -> None:
+        self._send(ending=True)
+
+    def _send(self, *, ending: bool) -> None:
+        boxes = {}
+        for rank in self._settings.local_ranks:
+            try:
+                with (self._run_dir / f"rank-{rank}.box").open("rb") as file:
+                    boxes[rank] = file.read(blackbox.RING_OFFSET)
+            except OSError:
+                continue
+        report = Report(self._settings.parallel.node_rank, time.monotonic_ns(), boxes, ending)
+        try:
+            self._socket.send(msgspec.msgpack.encode(report), zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

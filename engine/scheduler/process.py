@@ -1,0 +1,377 @@
+"""A rank's process: load, meet the other ranks, warm up, serve. Started by the launcher, never by hand.
+
+The main thread blocks only in ZMQ polls and in ``Event.synchronize``, never in a collective, so signals always reach
+it. The launcher stops a rank over a pipe (``LASTBATCH_CONTROL_FD``): SIGTERM and SIGINT go to the whole process
+group or control group at once and must not take ranks down before the drain, so a rank ignores them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import setproctitle
+import torch
+import zmq
+
+from engine.blackbox import BlackBox, Header, Phase
+from engine.config import Settings
+from engine.exec.device import Device, open_device
+from engine.exec.executor import Executor
+from engine.exec.kv import KVPool
+from engine.faults import FaultError, Faults
+from engine.grammar.backends import GrammarBackend, open_backend
+from engine.messages import (
+    Abort,
+    ClearFault,
+    Drain,
+    Drained,
+    FaultAnswer,
+    FromScheduler,
+    Generate,
+    Outputs,
+    RankInfo,
+    Ready,
+    Refused,
+    SetFault,
+    encode,
+    to_scheduler,
+)
+from engine.model.model import Model
+from engine.model.registry import load_model
+from engine.native.build import paths as native_paths
+from engine.parallel.group import Group, open_group
+from engine.scheduler import warmup
+from engine.scheduler.loops import Loop, OverlapLoop, SequentialLoop
+from engine.scheduler.plan import Arm, Begin, Disarm, Hello, Open, Plan, Stop
+from engine.scheduler.rank_link import RankHub, RankSpoke, address
+from engine.scheduler.results import Results
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.worker import follow, reset_counters
+from engine.speculation.drafters import Drafter, NgramDrafter, NullDrafter
+from engine.text.tokenizer import Tokenizer
+
+_IDLE_S = 0.2
+_COMPILING_S = 0.005
+_log = logging.getLogger("engine.rank")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs, from the environment that the launcher gives it."""
+
+    settings: Settings
+    rank: int
+    sockets: Path
+    run_dir: Path
+    model: Path
+    control: int
+    ready: int
+    invocation: str
+
+    @staticmethod
+    def from_environment() -> Place:
+        env = os.environ
+        return Place(
+            Settings.from_json(env["LASTBATCH_SETTINGS"]), int(env["LASTBATCH_RANK"]), Path(env["LASTBATCH_SOCKETS"]),
+            Path(env["LASTBATCH_RUN_DIR"]), Path(env["LASTBATCH_MODEL"]), int(env["LASTBATCH_CONTROL_FD"]),
+            int(env["LASTBATCH_READY_FD"]), env.get("INVOCATION_ID", ""),
+        )  # fmt: skip
+
+    @property
+    def device_kind(self) -> str:
+        wanted = self.settings.model.device
+        return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+    def stopped(self) -> bool:
+        """Whether the launcher has said stop (or is gone)."""
+        return bool(select.select([self.control], [], [], 0)[0])
+
+
+class RankProcess:
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        settings = place.settings
+        self._settings = settings
+        self._box = BlackBox(
+            place.run_dir / f"rank-{place.rank}.box",
+            Header(pid=os.getpid(), rank=place.rank, world=settings.parallel.tp, config_digest=settings.digest, tp=place.rank,
+                   invocation_id=place.invocation, node=settings.parallel.node_rank, role=settings.launch.role, name=settings.launch.name),
+            settings.declared_json(),
+        )  # fmt: skip
+        self._faults = Faults(place.rank, settings.launch.fault) if settings.launch.enable_faults else None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def run(self) -> None:
+        self._box.enter(Phase.load)
+        place, settings = self._place, self._settings
+        device = open_device(place.device_kind, place.settings.local_ranks.index(place.rank))  # type: ignore[arg-type]
+        where = address(settings, place.sockets, bind=place.rank == 0)
+        hub = RankHub(self._context, where, range(1, settings.parallel.tp)) if place.rank == 0 else None
+        group = open_group(settings, place.rank, self._box, device.torch_device)
+        if self._faults is not None:
+            faults = self._faults
+            group.intercept = lambda _kind, tensor: faults.collective(tensor)
+        begun = time.monotonic()
+        model = load_model(place.model, dtype=_dtype(settings, place.model), group=group, device=device.torch_device)
+        _log.info("Loaded %s in %.1f s", place.model.name, time.monotonic() - begun)
+        info = RankInfo(place.rank, 0, 0, place.rank, 0, settings.parallel.node_rank, os.getpid(), settings.digest)
+        hello = Hello(info, _pages(settings, model, device), _paths(model, group))
+        if hub is None:
+            self._follow(where, hello, model, group, device)
+        else:
+            self._lead(hub, hello, model, group, device)
+        device.stream.close()
+        group.close()
+        self._box.close(unlink=True)
+
+    def _executor(self, model: Model, group: Group, device: Device, pages: int, grammar: GrammarBackend | None) -> Executor:
+        settings, config = self._settings, model.config
+        kv = KVPool(config.layers, pages, settings.cache.page_size, model.kv_heads_local, config.head_dim, model.dtype, device.torch_device)
+        loop = SequentialLoop.name if settings.scheduler.disable_overlap_schedule else OverlapLoop.name
+        return Executor(model=model, kv=kv, group=group, device=device, box=self._box, eos_ids=config.eos_ids,
+                        new_drafter=_drafters(settings), grammar=grammar, loop=loop, faults=self._faults)  # fmt: skip
+
+    def _follow(self, where: str, hello: Hello, model: Model, group: Group, device: Device) -> None:
+        link = RankSpoke(self._context, where, self._place.rank)
+        link.hello(hello)
+        begin = link.receive(self._settings.parallel.rendezvous_timeout_s)
+        if not isinstance(begin, Begin):
+            raise RuntimeError(f"rank 0 did not answer in {self._settings.parallel.rendezvous_timeout_s:g} s (--rendezvous-timeout)")
+        follow(link, self._executor(model, group, device, begin.pages, None), self._box, self._faults, self._place.stopped)
+        link.close()
+
+    def _lead(self, hub: RankHub, hello: Hello, model: Model, group: Group, device: Device) -> None:
+        settings, config = self._settings, model.config
+        others = hub.gather(settings.parallel.rendezvous_timeout_s)
+        pages = min(one.pages for one in (hello, *others))
+        hub.send(Begin(pages))
+        grammar = None
+        if settings.grammar.backend != "none":
+            grammar = open_backend(settings.grammar.backend, tokenizer_folder=self._place.model, vocab_size=config.vocab,
+                                   eos_ids=config.eos_ids, compile_timeout_s=settings.grammar.compile_timeout_s,
+                                   max_whitespace=settings.grammar.max_whitespace)  # fmt: skip
+        runner = GroupRunner(hub, self._executor(model, group, device, pages, grammar))
+        context = settings.model.context_length or config.context
+        service = Service(self._place, self._context, self._box, runner, hub, grammar, self._faults, pages=pages, context_length=context)
+        service.warm_up(Tokenizer.load(self._place.model).encode("The quick brown fox jumps over the lazy dog."))
+        service.open(Ready(context_length=context, vocab_size=config.vocab, eos_ids=list(config.eos_ids),
+                           pool_tokens=pages * settings.cache.page_size, ranks=[hello.info, *(one.info for one in others)],
+                           paths={**hello.paths, "loop": service.loop_name}))  # fmt: skip
+        service.serve()
+        hub.send(Stop())
+        if grammar is not None:
+            grammar.close()
+        hub.close()
+
+
+class GroupRunner:
+    """Carries a plan out on every rank: the others get it by message, this one by call."""
+
+    def __init__(self, hub: RankHub, executor: Executor) -> None:
+        self._hub = hub
+        self._executor = executor
+
+    def launch(self, plan: Plan) -> object:
+        self._hub.send(plan)
+        return self._executor.launch(plan)
+
+    def collect(self, launched: object) -> Results:
+        return self._executor.collect(launched)  # type: ignore[arg-type]
+
+
+class Service:
+    """Rank 0's ends of the wire, around the scheduler and its loop."""
+
+    def __init__(self, place: Place, context: zmq.Context[zmq.Socket[bytes]], box: BlackBox, runner: GroupRunner, hub: RankHub,
+                 grammar: GrammarBackend | None, faults: Faults | None, *, pages: int, context_length: int) -> None:  # fmt: skip
+        settings = place.settings
+        self._place, self._box, self._hub, self._faults = place, box, hub, faults
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.bind(f"ipc://{place.sockets}/to-scheduler.sock")
+        self._outbox = context.socket(zmq.PUSH)
+        self._outbox.setsockopt(zmq.SNDHWM, 0)
+        self._outbox.setsockopt(zmq.LINGER, 1000)
+        self._outbox.connect(f"ipc://{place.sockets}/from-scheduler.sock")
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(place.control, zmq.POLLIN)
+        self._send_outputs: Callable[[Outputs], None] = self._post
+        self._draining = False
+        self._scheduler = Scheduler(settings, runner, box, pages=pages, context=context_length, grammar=grammar,
+                                    send=lambda outputs: self._send_outputs(outputs), log=logging.getLogger("engine.scheduler").info)  # fmt: skip
+        kind = SequentialLoop if settings.scheduler.disable_overlap_schedule else OverlapLoop
+        self.loop_name = kind.name
+        self._loop: Loop = kind(self._scheduler, self._receive)
+
+    def warm_up(self, prompt: list[int]) -> None:
+        settings = self._place.settings
+        most = self._scheduler.longest_prompt
+        warm = warmup.Warmup(self._scheduler.add, self._turn, deadline_s=settings.launch.boot_timeout_s)
+        self._send_outputs = warm.take
+        for request in warmup.requests(settings, prompt, most):
+            begun = time.monotonic()
+            warm.run(request)
+            _log.info("Warm-up %s done in %.2f s", request.rid.removeprefix("warmup-"), time.monotonic() - begun)
+        self._scheduler.forget_prefixes()
+        self._send_outputs = self._post
+
+    def open(self, ready: Ready) -> None:
+        """Let requests in."""
+        if self._faults is not None and "boot.hang" in self._faults:
+            self._box.enter(Phase.load)
+            threading.Event().wait()
+        self._hub.send(Open())
+        reset_counters(self._box)
+        if self._faults is not None:
+            self._faults.ready = True
+        self._post(ready)
+        os.write(self._place.ready, (json.dumps({"ready": True, "pool_tokens": ready.pool_tokens}) + "\n").encode())
+        _log.info("The server is fired up and ready to roll!")
+
+    def serve(self) -> None:
+        """Serve until the launcher says stop."""
+        while not self._place.stopped():
+            self._turn()
+        self._scheduler.abort_all("the server is stopping")
+        self._scheduler.flush()
+
+    def _turn(self) -> bool:
+        busy = self._loop.turn()
+        self._scheduler.publish_state()
+        if not busy:
+            self._rest()
+        return busy
+
+    def _rest(self) -> None:
+        scheduler = self._scheduler
+        scheduler.flush()
+        if self._draining and not scheduler.queues.held:
+            self._draining = False
+            self._post(Drained())
+        if not scheduler.queues.held:
+            scheduler.idle()
+        self._box.enter(Phase.idle)
+        self._poller.poll(int(1000 * (_COMPILING_S if scheduler.queues.compiling else _IDLE_S)))
+
+    def _receive(self) -> None:
+        self._box.enter(Phase.recv)
+        while True:
+            try:
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take(to_scheduler.decode(frame))
+        self._scheduler.poll_grammars()
+        self._box.enter(Phase.schedule)
+
+    def _take(self, message: Generate | Abort | SetFault | ClearFault | Drain) -> None:
+        if isinstance(message, Generate):
+            if self._draining:
+                self._post(Outputs([Refused(message.rid, 503, "the server is stopping", "service_unavailable", 5)]))
+            else:
+                self._scheduler.add(message)
+        elif isinstance(message, Abort):
+            self._scheduler.abort(message)
+        elif isinstance(message, Drain):
+            self._draining = True
+        else:
+            self._set_fault(message)
+
+    def _set_fault(self, message: SetFault | ClearFault) -> None:
+        if self._faults is None:
+            self._post(FaultAnswer(message.call, False, "this server was started without --enable-faults", []))
+            return
+        try:
+            if isinstance(message, SetFault):
+                self._faults.arm(message.spec)
+                self._hub.send(Arm(message.spec))
+            else:
+                self._faults.disarm(message.name)
+                self._hub.send(Disarm(message.name))
+        except FaultError as error:
+            self._post(FaultAnswer(message.call, False, str(error), self._faults.armed))
+            return
+        self._post(FaultAnswer(message.call, True, "", self._faults.armed))
+
+    def _post(self, message: FromScheduler) -> None:
+        self._outbox.send(encode(message))
+
+
+def _dtype(settings: Settings, folder: Path) -> torch.dtype:
+    name = settings.model.dtype
+    if name == "auto":
+        from engine.model.hf_config import read_config
+
+        name = read_config(folder).torch_dtype
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _pages(settings: Settings, model: Model, device: Device) -> int:
+    """KV pages that this rank has memory for, or that the settings ask for."""
+    size = settings.cache.page_size
+    if settings.cache.max_total_tokens:
+        return settings.cache.max_total_tokens // size
+    config = model.config
+    each = KVPool.bytes_per_page(config.layers, size, model.kv_heads_local, config.head_dim, model.dtype)
+    if device.torch_device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device.torch_device)
+        budget = free - total * (1 - (settings.cache.mem_fraction or 0.85))
+    else:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        budget = memory * (settings.cache.mem_fraction or 0.25) / len(settings.local_ranks)
+    useful = settings.scheduler.max_running_requests * (settings.model.context_length or config.context) // size
+    return max(2, min(int(budget // each), useful))
+
+
+def _paths(model: Model, group: Group) -> dict[str, str]:
+    return {**native_paths(), **model.paths(), **group.paths()}
+
+
+def _drafters(settings: Settings) -> Callable[[], Drafter]:
+    if settings.speculation.algorithm == "NGRAM":
+        return lambda: NgramDrafter(settings.speculation.ngram_min, settings.speculation.ngram_max)
+    return NullDrafter
+
+
+def _start_log(settings: Settings, rank: int) -> None:
+    tag = f" TP{rank}" if settings.parallel.tp > 1 else ""
+    logging.basicConfig(stream=sys.stderr, level=settings.server.log_level.upper(), format=f"[%(asctime)s{tag}] %(message)s",
+                        datefmt="%Y-%m-%d %H:%M:%S")  # fmt: skip
+
+
+def main() -> int:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: no rank outlives its launcher
+    place = Place.from_environment()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    setproctitle.setproctitle(f"lastbatch::scheduler_TP{place.rank} cfg={place.settings.digest[:12]}")
+    _start_log(place.settings, place.rank)
+    if place.device_kind == "cpu":
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    try:
+        RankProcess(place).run()
+    except Exception:
+        _log.exception("Scheduler hit an exception")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # os._exit: a stuck stream thread or a half-closed group must not hold up a process that has nothing left to say.
+    code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
