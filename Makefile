@@ -39,6 +39,7 @@ format: $(READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 
 reference: $(READY) ## docs/REFERENCE.md, from the code
-	$(BIN)/python -m engine.reference docs/REFERENCE.md
+	$(BIN)/lastbatch reference > docs/.REFERENCE.new
+	mv docs/.REFERENCE.new docs/REFERENCE.md
 
 # Slow targets with their own tables (bench, eval, matrix, ...) go below, each with the thing it runs.

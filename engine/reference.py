@@ -1,0 +1,95 @@
+"""The reference page, docs/REFERENCE.md, made from the declarations that the code itself runs on.
+
+A subject gets on the page by a function here that turns its declarations into a table; ``SECTIONS`` is the order. Nothing
+on the page is written by hand, and a test fails when the page on disk is not the one that the code gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine import blackbox, config, environment, faults
+
+
+@dataclass(frozen=True)
+class Table:
+    """``rows`` hold Markdown text, one cell for each of ``columns``."""
+
+    title: str
+    intro: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        lines = [f"## {self.title}", "", self.intro, "", _row(self.columns), _row("---" for _ in self.columns)]
+        return "\n".join(lines + [_row(row) for row in self.rows]) + "\n"
+
+
+def flags() -> Table:
+    rows = []
+    for option in config.options():
+        names = ", ".join(_code(name) for name in (option.flag, *option.aliases))
+        choices = f" One of {', '.join(_code(choice) for choice in option.choices)}." if option.choices else ""
+        repeat = " May be given more than once." if option.repeat else ""
+        default = "" if option.default in ("", ()) else "off" if option.default is False else _code(str(option.default))
+        rows.append((names, default, option.unit, option.help + "." + choices + repeat, "yes" if option.declared else "no"))
+    return Table(
+        "Flags of `lastbatch serve`",
+        "A declared flag is part of the configuration digest; the others say where this process runs.",
+        ("flag", "default", "unit", "meaning", "declared"),
+        tuple(rows),
+    )
+
+
+def variables() -> Table:
+    rows = tuple((_code(variable.name), variable.meaning) for variable in environment.READ)
+    return Table("Environment", "Variables that the engine reads.", ("variable", "meaning"), rows)
+
+
+def fault_points() -> Table:
+    rows = tuple(
+        (_code(kind.name), ", ".join(_code(f"{key}={_value(value)}") for key, value in kind.defaults.items()), kind.effect)
+        for kind in faults.KINDS.values()
+    )
+    intro = "For drills. `--fault NAME[:key=value,...]` or `/admin/faults`, both only under `--enable-faults`."
+    return Table("Faults", intro, ("fault", "parameters and defaults", "effect"), rows)
+
+
+def phases() -> Table:
+    rows = tuple((str(phase.value), _code(phase.name)) for phase in blackbox.Phase)
+    intro = "What a rank's main thread is doing, in the host record; each has total time, calls and a rolling maximum over 30 to 60 s."
+    return Table("Black box: phases", intro, ("number", "phase"), rows)
+
+
+def counters() -> Table:
+    rows = tuple((str(number), _code(name)) for number, name in enumerate(blackbox.COUNTERS))
+    intro = "In the host record, in this order. Totals since start, but for the states `pages_*`, `running`, `waiting`, `grammar_waiting`."
+    return Table("Black box: counters", intro, ("number", "counter"), rows)
+
+
+def events() -> Table:
+    rows = tuple((str(kind.value), _code(kind.name)) for kind in blackbox.EventKind)
+    intro = f"Kinds of the last {blackbox.RING_SLOTS:,} events in the ring; `engine/blackbox.py` gives the fields of each."
+    return Table("Black box: events", intro, ("number", "event"), rows)
+
+
+SECTIONS: tuple[Callable[[], Table], ...] = (flags, variables, fault_points, phases, counters, events)
+
+
+def page() -> str:
+    """The whole page."""
+    head = "# Reference\n\nMade from the code by `make reference`; edit the code, not this page.\n"
+    return "\n".join((head, *(section().markdown() for section in SECTIONS)))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
