@@ -1,0 +1,1 @@
+"""The parts in C: sources, how they are compiled, and their Python signatures."""
