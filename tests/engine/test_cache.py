@@ -98,6 +98,20 @@ def test_publishing_what_another_has_published_goes_over_to_its_pages() -> None:
     kv.check([])
 
 
+def test_a_released_prefix_cannot_be_evicted_while_a_launched_step_may_read_it() -> None:
+    kv = memory(pages=4)
+    tokens = list(range(16))
+    holding = kv.attach(tokens)
+    assert kv.grow(holding, 16)
+    holding.kv_len = 16
+    kv.publish(holding, tokens, epoch=1)
+    kv.complete(1)
+    kv.release(holding, tokens, 2, keep=False)
+    assert not kv.grow(kv.attach([99] * 4), 4)
+    kv.complete(2)
+    assert kv.grow(kv.attach([99] * 4), 4)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 4]))
 def test_any_order_of_use_keeps_the_books(seed: int, page_size: int) -> None:
