@@ -29,7 +29,7 @@ class DialectError(ValueError):
 
 @dataclass(frozen=True)
 class FrameRule:
-    """What a stack frame means. ``function`` is searched in the function's name, ``file`` in the path."""
+    """What a stack frame means. ``function`` is searched in the function's bare name, ``file`` in the path."""
 
     mark: Mark
     function: re.Pattern[str]
@@ -82,7 +82,10 @@ class Dialect:
         return int(found["tp"] or 0) if found else None
 
     def mark(self, function: str, file: str) -> Mark | None:
-        return next((rule.mark for rule in self.frames if rule.function.search(function) and rule.file.search(file)), None)
+        """The mark of a frame. Newer Pythons give ``Class.method`` where older ones give ``method``: rules are
+        written for the bare name."""
+        bare = function.rsplit(".", 1)[-1]
+        return next((rule.mark for rule in self.frames if rule.function.search(bare) and rule.file.search(file)), None)
 
 
 @functools.cache

@@ -176,7 +176,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything known. ``boxes`` by rank, ``clocks`` by node number of the box's header where known."""
+    """Everything known. ``boxes`` by rank; ``clocks`` by rank too: those of its node when the box was copied."""
 
     dialect: Dialect
     boxes: Mapping[int, Snapshot] = field(default_factory=dict)
@@ -190,6 +190,8 @@ class Scene:
     metrics: Mapping[str, float] = field(default_factory=dict)
     missing: tuple[Missing, ...] = ()
     stalled_s: float | None = None  # set by the monitor that saw the stall; None when only the files speak
+    ended: bool = False  # the monitor saw a rank's process end
+    ends: int = 0  # how many invocations it saw end so, one after another
 
     def notices(self, kind: NoticeKind) -> list[Notice]:
         return [notice for log in self.logs for notice in log.notices if notice.kind == kind]

@@ -53,11 +53,8 @@ def to_csv(gpus: Iterable[Gpu]) -> str:
     rows = [", ".join(COLUMNS)]
     for g in gpus:
         name = "simulated from the black box" if g.source == SIMULATED else "GPU"
-        rows.append(
-            ", ".join(
-                (g.node, str(g.index), name, cell(g.util, "%"), cell(g.mem_util, "%"), cell(g.power_w, "W"), cell(g.limit_w, "W"), g.source)
-            )
-        )
+        cells = (cell(g.util, "%"), cell(g.mem_util, "%"), cell(g.power_w, "W"), cell(g.limit_w, "W"))
+        rows.append(", ".join((g.node, str(g.index), name, *cells, g.source)))
     return "\n".join(rows) + "\n"
 
 
@@ -71,10 +68,9 @@ def from_csv(text: str, artefact: str) -> tuple[Gpu, ...]:
     for number, line in enumerate(lines[1:], 2):
         cells = dict(zip(header, (cell.strip() for cell in line.split(",")), strict=False))
         index = _number(_pick(cells, "index"))
-        gpu = Gpu(
-            cells.get("node", ""), int(index or 0), _number(_pick(cells, "utilization.gpu")), _number(_pick(cells, "utilization.memory")),
-            _number(_pick(cells, "power.draw")), _number(_pick(cells, "power.limit", "enforced.power.limit")), cells.get("source", ""), Cite(artefact, number),
-        )  # fmt: skip
+        util, mem_util = (_number(_pick(cells, f"utilization.{what}")) for what in ("gpu", "memory"))
+        power, limit = _number(_pick(cells, "power.draw")), _number(_pick(cells, "power.limit", "enforced.power.limit"))
+        gpu = Gpu(cells.get("node", ""), int(index or 0), util, mem_util, power, limit, cells.get("source", ""), Cite(artefact, number))
         if gpu.util is not None or gpu.power_w is not None:
             found[gpu.node, gpu.index] = gpu
     return tuple(found.values())

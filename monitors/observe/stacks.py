@@ -13,7 +13,7 @@ from monitors.remote import NodeError, Remote
 
 _PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<title>.*)$")
 _THREAD = re.compile(r'^\s*Thread (?P<tid>0x[0-9a-fA-F]+|\d+) ?\((?P<state>[^)]*)\)(?:: "(?P<name>.*)")?\s*$')
-_FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*(?:\([^()]*\)[^()]*)*?)(?::(?P<line>\d+))?\)\s*$")
+_FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?(?:\([^()]*\)[^()]*?)*)(?::(?P<line>\d+))?\)\s*$")
 
 
 def from_json(text: str, who: str, artefact: str, *, sample: str = "", title: str = "") -> Stack:

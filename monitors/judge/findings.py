@@ -1,0 +1,151 @@
+"""What the scene shows, as named findings: each a sentence, where it was read, and which ranks it is about.
+
+Signatures are written in these names. A finding is a fact about the scene, never a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.blackbox import DeviceState, Phase
+from monitors.judge import divergence, machine, service
+from monitors.judge.finding import Finding, Findings
+from monitors.judge.ranks import RankView, odd_ones, place, views
+from monitors.judge.scene import Cite, Scene
+from monitors.judge.stands import BUSY, ELSEWHERE, WAITING, Standing
+
+# Without a monitor's own word, a held request whose ranks have given nothing for this long stands still. On-demand
+# captures of a working server must not read as a hang, and a step of a large prefill takes seconds.
+_STILL_S = 10.0
+
+
+def find(scene: Scene) -> Findings:
+    """Every finding that the scene bears, by name, in the order in which a report tells them."""
+    found: Findings = {}
+    ranks = views(scene)
+    for part in (
+        _work(scene),
+        _stacks(scene, ranks),
+        _boxes(scene),
+        machine.processes(scene, ranks),
+        machine.gpus(scene),
+        service.log(scene),
+        service.health(scene),
+    ):
+        for name, finding in part:
+            found.setdefault(name, finding)
+    return found
+
+
+def _work(scene: Scene) -> Iterator[tuple[str, Finding]]:
+    """Is work held, and does it move?"""
+    if scene.stalled_s is not None:
+        yield "no_progress", Finding(f"work was held and nothing progressed for {scene.stalled_s:.1f} s", Cite("progress.json"))
+    if scene.ended:
+        yield "ended", Finding("the monitor saw the server's processes end without an ordered shutdown", Cite("progress.json"))
+    if scene.ends > 1:
+        yield "ends_repeat", Finding(f"{scene.ends} invocations ended so, one after another", Cite("progress.json"))
+    leaders = [box for box in scene.boxes.values() if box.header.tp == 0] or list(scene.boxes.values())
+    if leaders:
+        held = sum(max(box.host.held, box.host.running + box.host.waiting) for box in leaders)
+        cite = scene.box_cites.get(leaders[0].header.rank, Cite(f"rank-{leaders[0].header.rank}.box"))
+        if held:
+            yield "work_held", Finding(f"{held} requests are received and not answered", cite)
+        else:
+            yield "nothing_held", Finding("no request is held", cite)
+        loading = [box for box in scene.boxes.values() if box.host.phase in (Phase.load, Phase.capture)]
+        if loading:
+            yield "loading", Finding(f"{len(loading)} of {len(scene.boxes)} ranks are loading", cite)
+        ages = [(scene.clocks[r].mono_ns - box.host.progress_ns) / 1e9 for box in leaders if (r := box.header.rank) in scene.clocks]
+        if ages and held and scene.stalled_s is None:
+            quiet = min(ages)
+            name = "no_progress" if quiet >= _STILL_S else "progress"
+            yield name, Finding(f"the last result of a batch was {quiet:.1f} s before the black box was read", cite)
+        return
+    names = scene.dialect.metrics
+    running, waiting = (sum(scene.metrics.get(key, 0.0) for key in keys) for keys in (names.running, names.waiting))
+    if running + waiting > 0:
+        yield "work_held", Finding(f"the gauges say {running:.0f} running and {waiting:.0f} waiting", Cite("metrics.txt"))
+    elif any(key in scene.metrics for key in names.running):
+        yield "gauges_zero", Finding("the gauges say that nothing runs or waits", Cite("metrics.txt"))
+
+
+def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Finding]]:
+    placed = [rank for rank in ranks if rank.standing is not Standing.unknown and not rank.stopped]
+    if not placed:
+        return
+    first = placed[0]
+    callbacks = tuple(r for r in placed if r.standing is Standing.host_callback)
+    if callbacks:
+        yield "callback", Finding(f"{callbacks[0].name()}: {callbacks[0].text}", callbacks[0].cite, callbacks)
+    barrier = [r for r in placed if r.main and r.main.standing is Standing.grammar_barrier]
+    if len(barrier) == len(placed):
+        assert first.main is not None
+        yield "all_at_grammar_barrier", Finding(f"all {len(placed)} ranks wait at the grammar barrier: {first.main.where}", first.main.cite)
+    waiting = [r for r in placed if r.standing in WAITING]
+    if waiting and len(waiting) == len(placed) and len({place(r) for r in placed}) == 1:
+        yield "all_wait_alike", Finding(f"all {len(placed)} ranks stand at one place: {first.text}", first.cite)
+    odd = odd_ones(placed)
+    elsewhere = tuple(r for r in odd if r.standing in ELSEWHERE or r.standing in WAITING)
+    # A rank that works while all others wait for work holds them up only if it is the device that it waits for; else it
+    # is the scheduler at work, which is told below.
+    blocked = {Standing.driver, Standing.read}
+    busy = tuple(r for r in odd if r.standing in BUSY and (waiting or r.standing in blocked))
+    if waiting and elsewhere:
+        who = ", ".join(r.name() for r in elsewhere)
+        text = f"{who} stand{'s' if len(elsewhere) == 1 else ''} elsewhere than the others: {elsewhere[0].text}"
+        yield "odd_elsewhere", Finding(text, elsewhere[0].cite, elsewhere)
+        yield "others_wait", Finding(f"{len(waiting)} of {len(placed)} ranks wait: {waiting[0].text}", waiting[0].cite)
+    if busy and len(busy) < len(placed):
+        yield "odd_busy", Finding(f"{busy[0].name()} is busy while the others wait: {busy[0].text}", busy[0].cite, busy)
+    rest = [r for r in placed if r.standing in ELSEWHERE]
+    if len(rest) == len(placed):
+        yield "all_at_rest", Finding(f"all {len(placed)} ranks wait for work: {first.text}", first.cite)
+    working = tuple(r for r in placed if r not in rest)
+    if working and not waiting and not busy:
+        text = f"{working[0].name()} is on the host and no rank waits on the device: {working[0].text}"
+        yield "host_busy", Finding(text, working[0].cite, working)
+    for stack in scene.stacks:
+        if stack.main and stack.main.frames and not stack.who.isdigit() and not stack.sample:
+            top = stack.main.frames[0].function
+            yield f"process_{stack.who}", Finding(f"process {stack.who} stands in {top}", stack.main.cite)
+    still = [r.still for r in placed if r.still is not None]
+    if still and not all(still):
+        moving = tuple(r for r in placed if r.still is False)
+        yield "stacks_move", Finding(f"{', '.join(r.name() for r in moving)} stood elsewhere in a later sample", moving[0].cite, moving)
+    elif still:
+        yield "stacks_still", Finding("the later sample shows the same lines on every rank", first.cite)
+
+
+def _boxes(scene: Scene) -> Iterator[tuple[str, Finding]]:
+    boxes = scene.boxes
+    if not boxes:
+        return
+    by_rank = {view.who: view for view in views(scene)}
+
+    def finding(difference: divergence.Difference) -> Finding:
+        who = difference.ranks[0] if difference.ranks else min(boxes)
+        cite = scene.box_cites.get(who, Cite(f"rank-{who}.box"))
+        return Finding(difference.text, cite, tuple(by_rank[str(rank)] for rank in difference.ranks))
+
+    for name, difference in (
+        ("layout_differs", divergence.layout(boxes)),
+        ("accepted_differs", divergence.accepted(boxes)),
+        ("sequence_differs", divergence.sequence(boxes)),
+        ("payload_differs", divergence.payload(boxes)),
+    ):
+        if difference is not None:
+            yield name, finding(difference)
+    verify = divergence.grammar_verify(boxes)
+    cite = scene.box_cites.get(min(boxes), Cite(f"rank-{min(boxes)}.box"))
+    if verify is not None:
+        text = f"step {verify.step} is a verify of {len(verify.rows)} requests of which at least one is grammar-masked"
+        yield "grammar_verify", Finding(text, cite)
+    waiting = [box for box in boxes.values() if box.device.state is DeviceState.collective and box.device.enqueued > box.device.completed]
+    if len(waiting) == len(boxes) and len({box.device.enqueued for box in waiting}) == 1:
+        yield (
+            "enqueued_equal",
+            Finding(f"every rank has enqueued {waiting[0].device.enqueued} collectives and the last has not completed", cite),
+        )
+    if all(box.device.state is DeviceState.idle for box in boxes.values()):
+        yield "devices_idle", Finding("no rank's stream has work", cite)

@@ -1,0 +1,85 @@
+"""Where a thread stands: what its stack means once each frame's mark is known.
+
+Marks come from the dialect (data). What several marks in one stack mean together is decided here, in one table, from
+the most telling pair downward.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from monitors.engines import Dialect
+from monitors.judge.scene import Cite, Frame, Thread
+
+
+class Standing(enum.StrEnum):
+    host_callback = "in a host callback"
+    grammar_barrier = "at the grammar barrier"
+    collective = "in a collective"
+    device_wait = "waiting for the device"
+    compile = "compiling"
+    reply = "waiting for a worker's reply"
+    receive = "waiting for work"
+    idle = "idle"
+    driver = "inside the device driver"
+    read = "in a read"
+    host = "on the host"
+    unknown = "unknown"
+
+
+_MEANING: tuple[tuple[frozenset[str], Standing], ...] = (
+    (frozenset({"callback"}), Standing.host_callback),
+    (frozenset({"device_wait", "grammar"}), Standing.grammar_barrier),
+    # A collective by which requests are handed out is a wait for work, whatever library call it is made of.
+    (frozenset({"collective", "receive"}), Standing.receive),
+    (frozenset({"collective"}), Standing.collective),
+    (frozenset({"device_wait"}), Standing.device_wait),
+    (frozenset({"compile"}), Standing.compile),
+    (frozenset({"reply"}), Standing.reply),
+    (frozenset({"receive"}), Standing.receive),
+    (frozenset({"idle"}), Standing.idle),
+    (frozenset({"driver"}), Standing.driver),
+    (frozenset({"read"}), Standing.read),
+)
+WAITING = frozenset({Standing.grammar_barrier, Standing.collective, Standing.device_wait})
+ELSEWHERE = frozenset({Standing.receive, Standing.idle, Standing.reply})
+BUSY = frozenset({Standing.compile, Standing.driver, Standing.read, Standing.host})
+
+
+@dataclass(frozen=True)
+class Stand:
+    """``site`` is the place in the engine, as (function, line) from the marked call outward: two ranks in one
+    collective have one site. ``where`` is for people."""
+
+    standing: Standing
+    where: str
+    cite: Cite
+    site: tuple[tuple[str, int], ...] = ()
+
+
+def stand_of(thread: Thread, dialect: Dialect) -> Stand:
+    """Where a thread stands, by all the marks in its stack."""
+    if not thread.frames:
+        return Stand(Standing.unknown, "no Python frame", thread.cite)
+    marked = [(i, mark) for i, frame in enumerate(thread.frames) if (mark := dialect.mark(frame.function, frame.file))]
+    marks = {mark for _, mark in marked}
+    for needed, standing in _MEANING:
+        if needed <= marks:
+            here = [i for i, mark in marked if mark in needed]
+            first, last = thread.frames[here[0]], thread.frames[here[-1]]
+            # Frames inside the call itself (its retry loop, its poll) differ from moment to moment; those outside do not.
+            site = tuple((_name(frame), frame.line) for frame in thread.frames[here[-1] + 1 :])
+            return Stand(standing, _where(first, last), first.cite, ((_name(last), 0), *site))
+    top = thread.frames[0]
+    return Stand(Standing.host, _where(top, top), top.cite, tuple((_name(frame), frame.line) for frame in thread.frames))
+
+
+def _name(frame: Frame) -> str:
+    """The function without its class: two dumps of one place must compare equal."""
+    return frame.function.rsplit(".", 1)[-1]
+
+
+def _where(first: Frame, last: Frame) -> str:
+    text = f"{first.function} ({first.file}{f':{first.line}' if first.line else ''})"
+    return text if first is last else f"{text} under {last.function} ({last.file}{f':{last.line}' if last.line else ''})"
