@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine import blackbox, config, environment, faults
+from engine.server.app import HEALTH_ROUTES
+from engine.server.metrics import METRICS, STATES
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,25 @@ def flags() -> Table:
 
 
 def variables() -> Table:
-    rows = tuple((_code(variable.name), variable.meaning) for variable in environment.READ)
-    return Table("Environment", "Variables that the engine reads.", ("variable", "meaning"), rows)
+    groups = (
+        ("a person", environment.FOR_PEOPLE),
+        ("the service manager", environment.FROM_THE_SUPERVISOR),
+        ("the launcher, for its children", environment.BETWEEN_PROCESSES),
+    )
+    rows = tuple((_code(variable.name), setter, variable.meaning) for setter, group in groups for variable in group)
+    return Table("Environment", "Variables that the engine reads, and who sets them.", ("variable", "set by", "meaning"), rows)
+
+
+def health_routes() -> Table:
+    rows = tuple((_code(route), meaning) for route, meaning in HEALTH_ROUTES)
+    return Table("Health routes", "None of them needs a key.", ("route", "meaning"), rows)
+
+
+def metrics() -> Table:
+    rows = tuple(
+        (_code(metric.name), metric.kind, ", ".join(_code(label) for label in metric.labels), metric.help + ".") for metric in METRICS
+    )
+    return Table("Metrics", "What `/metrics` gives, in Prometheus' text format.", ("metric", "kind", "labels", "meaning"), rows)
 
 
 def fault_points() -> Table:
@@ -63,9 +82,9 @@ def phases() -> Table:
 
 
 def counters() -> Table:
-    rows = tuple((str(number), _code(name)) for number, name in enumerate(blackbox.COUNTERS))
-    intro = "In the host record, in this order. Totals since start, but for the states `pages_*`, `running`, `waiting`, `grammar_waiting`."
-    return Table("Black box: counters", intro, ("number", "counter"), rows)
+    rows = tuple((str(number), _code(name), "state" if name in STATES else "total") for number, name in enumerate(blackbox.COUNTERS))
+    intro = "In the host record, in this order. A total counts from the start of the rank; a state is what holds now."
+    return Table("Black box: counters", intro, ("number", "counter", "kind"), rows)
 
 
 def events() -> Table:
@@ -74,7 +93,7 @@ def events() -> Table:
     return Table("Black box: events", intro, ("number", "event"), rows)
 
 
-SECTIONS: tuple[Callable[[], Table], ...] = (flags, variables, fault_points, phases, counters, events)
+SECTIONS: tuple[Callable[[], Table], ...] = (flags, variables, health_routes, metrics, fault_points, phases, counters, events)
 
 
 def page() -> str:
