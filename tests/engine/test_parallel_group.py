@@ -202,7 +202,9 @@ def test_the_shared_block_has_no_name_so_nothing_is_left_when_ranks_are_killed(s
     for rank, process in enumerate(ranks.processes):
         maps = [line.split(maxsplit=5) for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()]
         shared = {part[5] for part in maps if part[1][3] == "s" and len(part) > 5}
-        assert shared == {"/memfd:lastbatch-collectives (deleted)", str(ranks.boxes[rank])}
+        assert "/memfd:lastbatch-collectives (deleted)" in shared
+        named = {path for path in shared if path.startswith("/") and not path.startswith(("/memfd:", "/usr/"))}
+        assert named == {str(ranks.boxes[rank])}
 
 
 def test_a_broken_connection_between_nodes_raises_on_the_other_node(start: Callable[..., Ranks]) -> None:
