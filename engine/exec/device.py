@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -41,7 +41,7 @@ class Event(Protocol):
 class Stream(Protocol):
     """Work that runs in order and apart from the host thread."""
 
-    def launch(self, work: Callable[[], None]) -> None:
+    def launch(self, work: Callable[[], object]) -> None:
         """Put work on the stream and return. Raises DeviceError if earlier work has failed."""
         ...
 
@@ -82,7 +82,7 @@ class HostStream:
 
     def __init__(self, name: str = "device-stream") -> None:
         self.error: BaseException | None = None
-        self._queue: queue.SimpleQueue[Callable[[], None] | HostEvent | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], object] | HostEvent | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -97,7 +97,7 @@ class HostStream:
                 except BaseException as error:  # kept for the host thread: it surfaces at its next call
                     self.error = error
 
-    def launch(self, work: Callable[[], None]) -> None:
+    def launch(self, work: Callable[[], object]) -> None:
         _raise_failure(self.error)
         if self._closed:
             raise DeviceError("the stream is closed")
@@ -138,10 +138,10 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self.error: BaseException | None = None
-        self._stream = torch.cuda.Stream(device)
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._closed = False
 
-    def launch(self, work: Callable[[], None]) -> None:
+    def launch(self, work: Callable[[], object]) -> None:
         _raise_failure(self.error)
         if self._closed:
             raise DeviceError("the stream is closed")
@@ -152,7 +152,7 @@ class CudaStream:
             self.error = error
 
     def record(self) -> CudaEvent:
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return CudaEvent(self, event)
 
@@ -163,7 +163,7 @@ class CudaStream:
 class CudaEvent:
     """The host polls, each half millisecond after a short first phase, so that signals reach it."""
 
-    def __init__(self, stream: CudaStream, event: torch.cuda.Event) -> None:
+    def __init__(self, stream: CudaStream, event: Any) -> None:
         self._stream = stream
         self._event = event
 

@@ -206,9 +206,15 @@ def _rope(raw: _Keys, context: int) -> Rope:
         return Rope(theta, kind, rope.number("factor"))
     if kind == "llama3":
         return Rope(theta, kind, rope.number("factor"), original, rope.number("low_freq_factor"), rope.number("high_freq_factor"))
-    optional = {name: None if rope.get(name) is None else rope.number(name) for name in ("attention_factor", "mscale", "mscale_all_dim")}
-    return Rope(theta, kind, rope.number("factor", context / original), original, truncate=rope.flag("truncate", True),
-                beta_fast=rope.number("beta_fast", 32.0) or 32.0, beta_slow=rope.number("beta_slow", 1.0) or 1.0, **optional)  # fmt: skip
+
+    def optional(name: str) -> float | None:
+        return None if rope.get(name) is None else rope.number(name)
+
+    return Rope(
+        theta, kind, rope.number("factor", context / original), original, truncate=rope.flag("truncate", True),
+        beta_fast=rope.number("beta_fast", 32.0) or 32.0, beta_slow=rope.number("beta_slow", 1.0) or 1.0,
+        attention_factor=optional("attention_factor"), mscale=optional("mscale"), mscale_all_dim=optional("mscale_all_dim"),
+    )  # fmt: skip
 
 
 def _windows(raw: _Keys, family: str, layers: int) -> tuple[int, ...]:

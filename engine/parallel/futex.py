@@ -90,4 +90,4 @@ class FutexLocal:
 
 
 def _pieces(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return x.view(-1).split(SLOT_BYTES // x.dtype.itemsize)
+    return torch.split(x.view(-1), SLOT_BYTES // x.dtype.itemsize)

@@ -14,10 +14,12 @@ import collections
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from engine.blackbox import BlackBox, CollectiveKind
 from engine.config import Settings
@@ -92,7 +94,7 @@ class Group:
         return entered
 
     @contextlib.contextmanager
-    def _recorded(self, kind: CollectiveKind, x: torch.Tensor) -> collections.abc.Iterator[None]:
+    def _recorded(self, kind: CollectiveKind, x: torch.Tensor) -> Iterator[None]:
         self._sequence += 1
         if self._box is not None:
             self._box.collective_enqueued(kind, self._sequence, x.nbytes)
@@ -114,7 +116,7 @@ class Group:
 class _TorchGroup(Group):
     """What the CPU's and CUDA's groups share: torch's store and process group."""
 
-    def __init__(self, store: dist.Store, rank: int, world: int, box: BlackBox | None) -> None:
+    def __init__(self, store: Store, rank: int, world: int, box: BlackBox | None) -> None:
         super().__init__(rank, world, box)
         self._store = store
         self._barriers = 0
@@ -136,9 +138,7 @@ class _TorchGroup(Group):
 class HostGroup(_TorchGroup):
     """Ranks on CPUs. ``counts`` are the ranks of each node; ranks of a node are consecutive."""
 
-    def __init__(
-        self, store: dist.Store, rank: int, box: BlackBox | None, counts: tuple[int, ...], local: Local, star: Star | None
-    ) -> None:
+    def __init__(self, store: Store, rank: int, box: BlackBox | None, counts: tuple[int, ...], local: Local, star: Star | None) -> None:
         super().__init__(store, rank, sum(counts), box)
         self._counts = counts
         self._node, first = 0, 0
@@ -183,9 +183,9 @@ class HostGroup(_TorchGroup):
 class CudaGroup(_TorchGroup):
     """Ranks on GPUs: NCCL, on the stream that is current where a collective is called."""
 
-    def __init__(self, store: dist.Store, rank: int, world: int, box: BlackBox | None) -> None:
+    def __init__(self, store: Store, rank: int, world: int, box: BlackBox | None) -> None:
         super().__init__(store, rank, world, box)
-        self._pending: collections.deque[tuple[torch.cuda.Event, CollectiveKind, int, int]] = collections.deque()
+        self._pending: collections.deque[tuple[Any, CollectiveKind, int, int]] = collections.deque()
 
     def _all_reduce(self, x: torch.Tensor, signature: int) -> None:
         dist.all_reduce(x)
@@ -194,7 +194,7 @@ class CudaGroup(_TorchGroup):
         dist.all_gather_into_tensor(out, x)
 
     def _completed(self, kind: CollectiveKind, sequence: int, nbytes: int) -> None:
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._pending.append((event, kind, sequence, nbytes))
         self.poll()
@@ -205,7 +205,7 @@ class CudaGroup(_TorchGroup):
             super()._completed(kind, sequence, nbytes)
 
     def paths(self) -> dict[str, str]:
-        return {"collectives": "nccl " + ".".join(map(str, torch.cuda.nccl.version()))}
+        return {"collectives": "nccl " + ".".join(map(str, torch.cuda.nccl.version()))}  # type: ignore[no-untyped-call]
 
 
 def open_group(settings: Settings, rank: int, box: BlackBox | None, device: torch.device) -> Group:

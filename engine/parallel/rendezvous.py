@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from engine.config import Settings, run_directory
 
@@ -53,20 +54,18 @@ def gathering_name(settings: Settings, node: int) -> str:
     return "lastbatch-" + hashlib.sha256(f"{os.getuid()} {identity}".encode()).hexdigest()[:32]
 
 
-def serve_store(where: Address, world: int, deadline: float) -> dist.TCPStore:
+def serve_store(where: Address, world: int, deadline: float) -> TCPStore:
     """Rank 0's store; its ``port`` is where it listens."""
     try:
-        return dist.TCPStore(
-            where.host, where.port, world, is_master=True, timeout=_left(deadline, "no time is left"), wait_for_workers=False
-        )
+        return TCPStore(where.host, where.port, world, is_master=True, timeout=_left(deadline, "no time is left"), wait_for_workers=False)
     except dist.DistError as error:
         raise RendezvousError(f"--dist-init-addr: cannot listen on {where.host}:{where.port}: {_first_line(error)}") from error
 
 
-def join_store(where: Address, world: int, deadline: float) -> dist.TCPStore:
+def join_store(where: Address, world: int, deadline: float) -> TCPStore:
     left = _left(deadline, f"rank 0 does not answer at {where.host}:{where.port}")
     try:
-        return dist.TCPStore(where.host, where.port, world, is_master=False, timeout=left, wait_for_workers=False)
+        return TCPStore(where.host, where.port, world, is_master=False, timeout=left, wait_for_workers=False)
     except dist.DistError as error:
         raise RendezvousError(
             f"rank 0 does not answer at {where.host}:{where.port} within {left.total_seconds():.0f} s: {_first_line(error)}; "
@@ -74,7 +73,7 @@ def join_store(where: Address, world: int, deadline: float) -> dist.TCPStore:
         ) from error
 
 
-def join_group(store: dist.Store, backend: str, rank: int, world: int, deadline: float, rendezvous_host: str) -> None:
+def join_group(store: Store, backend: str, rank: int, world: int, deadline: float, rendezvous_host: str) -> None:
     """Make torch's process group once all ranks have come, so that its own long time-out is never waited for.
 
     Raises:
@@ -83,10 +82,10 @@ def join_group(store: dist.Store, backend: str, rank: int, world: int, deadline:
     meet(store, "come", rank, world, deadline)
     if backend == "gloo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(rendezvous_host))
-    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
+    dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
 
 
-def meet(store: dist.Store, name: str, rank: int, world: int, deadline: float) -> None:
+def meet(store: Store, name: str, rank: int, world: int, deadline: float) -> None:
     """Wait until all ranks have called this with the same name. Signals are served meanwhile.
 
     Raises:

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -97,7 +98,8 @@ class Star:
 
 
 def _bytes(x: torch.Tensor) -> memoryview:
-    return memoryview(x.view(-1).view(torch.uint8).numpy())
+    raw: Any = x.view(-1).view(torch.uint8).numpy()
+    return memoryview(raw)
 
 
 def _send(link: socket.socket, header: bytes, payload: memoryview) -> None:
