@@ -22,9 +22,12 @@ def grammar_of(request: ChatRequest | CompletionRequest) -> Grammar | None:
         ApiError: 400: two constraints at once, a tool choice without its tool, a response format that is unknown
             or incomplete.
     """
-    found = _asked(request)
-    if isinstance(request, ChatRequest) and (forced := forced_tools(request)):
-        found.append(("tool_choice", Grammar("json_schema", _json(call_schema(forced)))))
+    try:
+        found = _asked(request)
+        if isinstance(request, ChatRequest) and (forced := forced_tools(request)):
+            found.append(("tool_choice", Grammar("json_schema", _json(call_schema(forced)))))
+    except RecursionError:
+        raise bad("a schema in the request is nested too deeply") from None
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise bad(

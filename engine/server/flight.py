@@ -99,7 +99,7 @@ class Flight:
         return ApiError(answer.status, answer.message, code="scheduler_refused", kind=answer.kind, retry_after_s=answer.retry_after_s)
 
     def _measure(self, answer: Tokens) -> None:
-        if not answer.ids:
+        if not answer.ids or self._requests[self._index[answer.rid]].probe:
             return
         now = asyncio.get_running_loop().time()
         last = self._last.get(answer.rid)
