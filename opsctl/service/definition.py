@@ -87,3 +87,26 @@ def read(folder: Path, name: str, env: Mapping[str, str]) -> Definition:
         found, name=name, run_dir=str(run_dir), cwd=str(folder.absolute() / found.cwd),
         log=str(folder.absolute() / found.log if found.log else run_dir / "service.log"),
     )  # fmt: skip
+
+
+def write(path: Path, service: Definition) -> None:
+    """Put a definition at ``path`` as TOML, whole or not at all; one that says the same is left alone."""
+    lines = ["# Written by opsctl from the fleet file, which is where to change it."]
+    for key in service.__struct_fields__:
+        value = getattr(service, key)
+        if key != "name":
+            lines.append(f"{key} = {_toml(value)}")
+    text = "\n".join(lines) + "\n"
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text)
+    scratch.rename(path)
+
+
+def _toml(value: object) -> str:
+    """A JSON string, number, boolean or list is TOML too."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    return msgspec.json.encode(value).decode()

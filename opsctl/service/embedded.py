@@ -163,6 +163,10 @@ class EmbeddedService:
     def decide(self, lease: Lease, wish: str) -> str:
         return record.decide(lease.decision or str(self._paths.decision(lease.token)), wish)
 
+    def decided(self, lease: Lease) -> str:
+        path = Path(lease.decision or self._paths.decision(lease.token))
+        return path.read_text() if path.exists() else ""
+
     def write_trial(self, override: Override) -> None:
         self._call(control.Request(do="trial", override=record.OverrideRecord(override.argv, dict(override.env))))
 

@@ -112,7 +112,9 @@ class ServiceManager(Protocol):
     ServiceError when it refuses; none waits for the service itself (see ``wait.py``)."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Unique in a deployment."""
+        ...
 
     @property
     def node(self) -> str:
@@ -160,6 +162,10 @@ class ServiceManager(Protocol):
     def decide(self, lease: Lease, wish: str) -> str:
         """Settle how the rollout of this lease ends: ``"commit"`` or ``"revert"``. The first to decide wins, be it
         the operator or the dead-man, and both get the winner. Never changes afterwards."""
+        ...
+
+    def decided(self, lease: Lease) -> str:
+        """What was settled; empty when nothing was."""
         ...
 
     def write_trial(self, override: Override) -> None:

@@ -34,7 +34,7 @@ class SystemdService:
 
     @property
     def name(self) -> str:
-        return self._unit
+        return f"{self._unit}@{self._node.name}"
 
     @property
     def node(self) -> str:
@@ -168,6 +168,9 @@ class SystemdService:
 
     def decide(self, lease: Lease, wish: str) -> str:
         return self._shell(deadman.FUNCTIONS + 'mkdir -p "$1"; decide "$@"', self._paths()[2], lease.token, wish).strip()
+
+    def decided(self, lease: Lease) -> str:
+        return self._shell('[ ! -e "$1" ] || cat "$1"', f"{self._paths()[2]}/decision-{lease.token}").strip()
 
     def write_trial(self, override: Override) -> None:
         self._shell(_WRITE, self._paths()[1], dropin.TRIAL, stdin=dropin.render(override).encode())

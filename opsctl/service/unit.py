@@ -56,6 +56,7 @@ class Unit:
         """Run, unless it runs. A service that is being stopped starts when it has stopped; one that waits to be
         restarted starts now."""
         self._want_up = True
+        self.record.restarts = self._failures = 0
         if not self.record.main_pid and not self._vanish_by:
             self._spawn()
 

@@ -1,0 +1,92 @@
+"""The command line of opsctl. Each command makes an ``Answer``; ``main`` runs it with the streams it is given."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import TextIO
+
+import click
+import typer
+
+from monitors.exit_codes import ExitCode
+from monitors.fleet import FleetError
+from opsctl.answer import Answer, Problem, Session
+from opsctl.rollout.cli import app as rollout_app
+from opsctl.rollout.desk import Refused
+from opsctl.service.cli import app as service_app
+from opsctl.service.manager import Locked, ServiceError, Unreachable
+
+app = typer.Typer(
+    name="opsctl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="What a person does to a served model: change it under guard, run it, look at it.",
+)  # fmt: skip
+app.add_typer(rollout_app, name="rollout")
+app.add_typer(service_app, name="service")
+
+
+@app.command()
+def version(context: typer.Context, as_json: bool = typer.Option(False, "--json", help="Print one JSON envelope.")) -> None:
+    """Print which lastbatch this is."""
+    try:
+        found = importlib.metadata.version("lastbatch")
+    except importlib.metadata.PackageNotFoundError:
+        found = "unknown (not installed)"
+    context.obj.show(Answer("version", {"version": found}, f"lastbatch {found}"), as_json=as_json)
+
+
+def main(
+    args: Sequence[str] | None = None, env: Mapping[str, str] | None = None, *,
+    stdin: TextIO | None = None, stdout: TextIO | None = None, stderr: TextIO | None = None,
+) -> ExitCode:  # fmt: skip
+    """Run one command line and return its exit status; streams and environment default to the process's own."""
+    args = sys.argv[1:] if args is None else args
+    session = Session(os.environ if env is None else env, stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr)
+    words = [word for word in args if not word.startswith("-")][:2]
+    try:
+        with contextlib.redirect_stdout(session.stdout), contextlib.redirect_stderr(session.stderr), _term_is_interrupt():
+            app(args=list(args), prog_name="opsctl", standalone_mode=False, obj=session)
+        return session.exit_code
+    except click.ClickException as error:
+        code, problem = ExitCode.USAGE, Problem("usage", error.format_message(), remedy="see --help")
+    except (KeyboardInterrupt, click.Abort):
+        code, problem = ExitCode.INTERRUPTED, Problem("interrupted", "interrupted; a rollout that was under way is left to its dead-man")
+    except Refused as error:
+        code, problem = error.code, Problem("refused", str(error), remedy=error.remedy)
+    except FleetError as error:
+        code, problem = ExitCode.USAGE, Problem("fleet", str(error))
+    except Locked as error:
+        code, problem = ExitCode.LOCKED, Problem("locked", str(error))
+    except Unreachable as error:
+        code, problem = ExitCode.UNREACHABLE, Problem("unreachable", str(error))
+    except ServiceError as error:
+        code, problem = ExitCode.USAGE, Problem("service", str(error))
+    session.show(Answer(" ".join(words), exit_code=code, errors=(problem,)), as_json="--json" in args)
+    return session.exit_code
+
+
+@contextlib.contextmanager
+def _term_is_interrupt() -> Iterator[None]:
+    """SIGTERM means what Ctrl-C means: revert, then leave. Only the main thread may say so."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""The proof that a group serves, and serves what was planned. The same checks prove a change and a revert.
+
+Every check is about one frozen invocation of each service and looks at it before and after, so nothing that an
+earlier start left behind (a log line, a black box, a counter) can pass or fail it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from engine import blackbox
+from monitors import engines
+from opsctl.rollout import checks, flags
+from opsctl.rollout.checks import Check, Outcome
+from opsctl.rollout.plan import Command
+from opsctl.rollout.probe import Api, ApiError, Completion, degenerate
+from opsctl.rollout.target import Member, Target
+from opsctl.rollout.traces import exception, tracebacks
+from opsctl.rollout.watch import Watch
+from opsctl.service.manager import Snapshot, State
+from opsctl.service.wait import Waiter
+
+_LOG_S = 5.0  # how long a request's line may take to reach the log
+_CANARIES = 6  # completions in a stability window
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What must be seen. ``digest`` is empty where the engine has none; ``known_exceptions`` are classes that the
+    last start's log held as well."""
+
+    digest: str
+    commands: Mapping[str, Command]
+    known_exceptions: frozenset[str] = frozenset()
+
+
+class Proof:
+    """Checks of one start of a group. ``first_answer`` is called after the first good completion."""
+
+    def __init__(
+        self, target: Target, expected: Expectation, frozen: Mapping[str, Snapshot], api: Api, waiter: Waiter,
+        *, answer_s: float, first_answer: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._target, self._expected, self._frozen, self._api = target, expected, frozen, api
+        self._waiter, self._answer_s, self._first_answer = waiter, answer_s, first_answer
+        self._watch = Watch(target.managers, frozen, waiter)
+
+    def boot(self, deadline_s: float) -> Check:
+        """Every service active and the API healthy, within the deadline."""
+
+        def up() -> bool:
+            return all(m.snapshot().state is State.active for m in self._target.managers) and self._api.healthy()
+
+        def check() -> Check:
+            start = self._waiter.clock.monotonic()
+            self._watch.until(f"{self._target.name} to boot", up, deadline_s)
+            took = self._waiter.clock.monotonic() - start
+            return checks.passed("boot", f"ready after {took:.1f} s", seconds=round(took, 3))
+
+        return checks.run("boot", check)
+
+    def serving(self) -> Iterator[Check]:
+        """In order: what runs is what was planned, it answers, its log is clean. Ends at the first failure."""
+        for name, check in (("argv", self._argv), ("ranks", self._ranks), ("completion", self._completion), ("log", self._log)):
+            found = checks.run(name, check)
+            yield found
+            if found.outcome is not Outcome.passed and found.outcome is not Outcome.inconclusive:
+                return
+
+    def steady(self, window_s: float) -> Check:
+        """No restart and only good completions for the whole window."""
+
+        def check() -> Check:
+            clock = self._waiter.clock
+            start, good = clock.monotonic(), 0
+            while True:
+                self._check_answer(self._answer())
+                good += 1
+                elapsed = clock.monotonic() - start
+                if elapsed >= window_s:
+                    break
+                pause = min(window_s / _CANARIES, window_s - elapsed)
+                until = clock.monotonic() + pause
+                self._watch.until(f"the stability window ({good} good answers)", lambda until=until: clock.monotonic() >= until, pause + 60)  # type: ignore[misc]
+            log = self._log()
+            if log.outcome is not Outcome.passed:
+                return log
+            return checks.passed("steady", f"{good} good answers and no restart in {window_s:g} s", answers=good, seconds=window_s)
+
+        return checks.run("steady", check)
+
+    # The single checks.
+
+    def _argv(self) -> Check:
+        for manager in self._target.managers:
+            planned, running = self._expected.commands[manager.name].argv, manager.argv()
+            if not running:
+                return checks.inconclusive("argv", f"{manager.name}: the main process's arguments cannot be read")
+            if not flags.same_command(planned, running):
+                return checks.failed("argv", f"{manager.name}: runs {_join(running)}, planned was {_join(planned)}")
+        self._watch.look()
+        return checks.passed("argv", "every main process runs the planned arguments")
+
+    def _ranks(self) -> Check:
+        """Rank truth: /server_info and every rank's black box carry the planned digest, of this invocation."""
+        if not self._target.speaks_digest:
+            return checks.passed("ranks", f"{self._target.engine} tells no digest; its arguments are the proof")
+        want = self._expected.digest
+        info = self._watch.during("/server_info", self._api.server_info, 15.0)
+        invocations = {snapshot.invocation_id for snapshot in self._frozen.values()}
+        if info.get("invocation_id") not in invocations:
+            return checks.failed(
+                "ranks", f"/server_info is of invocation {info.get('invocation_id')}, not of this start: who listens there?"
+            )
+        seen = {"/server_info": str(info.get("config_digest"))}
+        seen |= {f"/server_info rank {rank.get('rank')}": str(rank.get("config_digest")) for rank in info.get("ranks", [])}
+        unread: list[str] = []
+        for member in self._target.members:
+            for rank in member.ranks:
+                found, why = self._box_digest(member, rank)
+                if why:
+                    unread.append(f"rank {rank} on {member.manager.node}: {why}")
+                else:
+                    seen[f"black box rank {rank}"] = found
+        self._watch.look()
+        wrong = {where: digest for where, digest in seen.items() if digest != want}
+        if wrong:
+            return checks.failed(
+                "ranks", f"planned digest {want[:12]}; other: " + ", ".join(f"{w} {d[:12]}" for w, d in wrong.items()), **seen
+            )
+        if unread or not info.get("ranks") or not any(member.ranks for member in self._target.members):
+            why = "; ".join(unread) or "no ranks are named in /server_info or in the fleet file"
+            return checks.inconclusive("ranks", f"not every rank could be read: {why}", **seen)
+        return checks.passed("ranks", f"{len(seen)} records carry digest {want[:12]}", **seen)
+
+    def _box_digest(self, member: Member, rank: int) -> tuple[str, str]:
+        """(digest, why there is none)."""
+        folder = member.run_dir or member.manager.run_dir()
+        if not folder:
+            return "", "its run_dir is not known; name it in the fleet file"
+        path = str(PurePosixPath(folder) / f"rank-{rank}.box")
+        try:
+            header = blackbox.decode(member.manager.read_file(path), path).header
+        except (OSError, blackbox.BoxError) as error:
+            return "", str(error)
+        own = self._frozen[member.name].invocation_id
+        if header.invocation_id != own:
+            return "", f"{path} is of invocation {header.invocation_id[:8] or 'none'}, this start is {own[:8]}"
+        return header.config_digest, ""
+
+    def _answer(self) -> Completion:
+        return self._watch.during("an answer", lambda: self._api.complete(self._answer_s), self._answer_s + 10.0)
+
+    def _check_answer(self, answer: Completion) -> None:
+        """Raises ApiError when it is not a good one."""
+        why = degenerate(answer.text)
+        if why:
+            raise ApiError(f"a completion of this start: {why}")
+        if answer.finish not in ("stop", "length"):
+            raise ApiError(f"a completion of this start: finish_reason is {answer.finish or 'missing'!r}")
+        if self._target.speaks_digest:
+            allowed = {f"lb-{self._expected.digest[:12]}-{snapshot.invocation_id[:8]}" for snapshot in self._frozen.values()}
+            if answer.fingerprint not in allowed:
+                raise ApiError(
+                    f"a completion of this start: system_fingerprint is {answer.fingerprint!r}, not {' or '.join(sorted(allowed))}"
+                )
+
+    def _completion(self) -> Check:
+        """A nonce that nobody asked before: answered by this configuration, in this log, on these counters."""
+        names = tuple(engines.load(self._target.engine).metrics.progress)
+        before = self._watch.during("/metrics", lambda: self._api.generated_tokens(names), 15.0)
+        answer = self._answer()
+        self._check_answer(answer)
+        self._first_answer()
+        after = self._watch.during("/metrics", lambda: self._api.generated_tokens(names), 15.0)
+        data = {
+            "prompt_sha": answer.prompt_sha,
+            "fingerprint": answer.fingerprint,
+            "finish": answer.finish,
+            "seconds": round(answer.seconds, 3),
+        }
+        if before is not None and after is not None and after <= before:
+            return checks.failed(
+                "completion", f"an answer came, but this server's token counters stand at {after:g}: who answered?", **data
+            )
+        if self._target.speaks_digest:
+            mark = f"prompt_sha={answer.prompt_sha}"
+            self._watch.until("the request's line in the log", lambda: self._logged(mark), _LOG_S)
+        elif before is None or after is None:
+            return checks.inconclusive("completion", "answered, but there are no token counters to show that this server did it", **data)
+        return checks.passed(
+            "completion", f"a nonce was answered in {answer.seconds:.2f} s by {answer.fingerprint or self._api.base}", **data
+        )
+
+    def _logged(self, mark: str) -> bool:
+        return any(
+            mark in line.text and "req " in line.text
+            for manager in self._target.managers for line in manager.log(self._frozen[manager.name].invocation_id)
+        )  # fmt: skip
+
+    def _log(self) -> Check:
+        """No traceback in the lines of this start whose exception the last start's log did not hold."""
+        fresh = []
+        for manager in self._target.managers:
+            for trace in tracebacks(manager.log(self._frozen[manager.name].invocation_id)):
+                if exception(trace) not in self._expected.known_exceptions:
+                    fresh.append(trace)
+        self._watch.look()
+        if fresh:
+            return checks.failed("log", f"{len(fresh)} new tracebacks in the log of this start", tracebacks=fresh)
+        return checks.passed("log", "no new traceback in the log of this start")
+
+
+def exceptions(target: Target, frozen: Mapping[str, Snapshot]) -> frozenset[str]:
+    """Classes of the exceptions in the log of a start."""
+    return frozenset(
+        exception(trace) for manager in target.managers if frozen[manager.name].invocation_id
+        for trace in tracebacks(manager.log(frozen[manager.name].invocation_id))
+    )  # fmt: skip
+
+
+def _join(argv: Sequence[str]) -> str:
+    return json.dumps(list(argv))

@@ -1,0 +1,62 @@
+"""How a rollout ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from monitors.exit_codes import ExitCode
+from opsctl.rollout.checks import Check, Outcome
+from opsctl.rollout.journal import State
+
+_CODES = {State.committed: ExitCode.DONE, State.reverted: ExitCode.REVERTED, State.stuck: ExitCode.STUCK, State.held: ExitCode.HELD}
+
+
+class Page(msgspec.Struct, frozen=True):
+    """``sent`` None: none was due."""
+
+    sent: bool | None = None
+    reason: str = ""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """``moments``: seconds since the rollout began, by name; ``without_service_s`` lies between the stop of the
+    group and its first good answer after it (None: it gave none)."""
+
+    id: str
+    deployment: str
+    state: State
+    why: str
+    edits: tuple[str, ...]
+    checks: tuple[Check, ...]
+    revert_checks: tuple[Check, ...]
+    page: Page
+    moments: dict[str, float]
+    without_service_s: float | None
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.interrupted and self.state is State.reverted:
+            return ExitCode.INTERRUPTED
+        code = _CODES[self.state]
+        return ExitCode.INTERNAL if code is ExitCode.DONE and self.page.sent is False else code
+
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return {**found, "page_sent": self.page.sent, "exit_code": int(self.exit_code)}
+
+    def text(self) -> str:
+        lines = [f"rollout {self.id} of {self.deployment}: {self.state}{f' ({self.why})' if self.why else ''}"]
+        for title, checks in (("", self.checks), ("revert ", self.revert_checks)):
+            lines += [f"  {title}{check.name:<12} {check.outcome:<12} {check.evidence}" for check in checks]
+        for check in self.checks:
+            if check.outcome is Outcome.failed:
+                lines += [f"    | {line}" for trace in check.data.get("tracebacks", ()) for line in trace.splitlines()]
+        lines += [f"  {name:<22} {at:8.2f} s" for name, at in sorted(self.moments.items(), key=lambda item: item[1])]
+        if self.without_service_s is not None:
+            lines.append(f"  without service for {self.without_service_s:.2f} s")
+        if self.page.sent is not None:
+            lines.append("  paged" if self.page.sent else f"  A PAGE WAS DUE AND DID NOT GO OUT: {self.page.reason}")
+        return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""Eyes on a group of services while something else goes on: whatever ends a frozen invocation is known at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from opsctl.rollout.traces import tracebacks
+from opsctl.service.manager import ServiceError, ServiceManager, Snapshot, State
+from opsctl.service.wait import Waiter
+
+_T = TypeVar("_T")
+_TAIL = 60
+
+
+class Crash(Exception):
+    """A start that was frozen has ended. ``evidence``: what was seen, the log's tail and whole tracebacks."""
+
+    def __init__(self, service: str, invocation_id: str, what: str, tail: Sequence[str], traces: Sequence[str]) -> None:
+        super().__init__(f"{service}: {what}")
+        self.evidence: dict[str, Any] = {
+            "service": service, "invocation_id": invocation_id, "what": what, "log_tail": list(tail), "tracebacks": list(traces),
+        }  # fmt: skip
+
+
+@dataclass
+class Watch:
+    """``frozen``: the first snapshot of each service's invocation, by name."""
+
+    managers: Sequence[ServiceManager]
+    frozen: Mapping[str, Snapshot]
+    waiter: Waiter
+
+    def look(self) -> None:
+        """Raises Crash when a service is no longer in the start that was frozen."""
+        for manager in self.managers:
+            first = self.frozen[manager.name]
+            now = manager.snapshot()
+            what = _ended(first, now)
+            if what:
+                self._raise(manager, first.invocation_id, what)
+
+    def _raise(self, manager: ServiceManager, invocation_id: str, what: str) -> None:
+        try:
+            lines = manager.log(invocation_id)
+        except (ServiceError, OSError) as error:
+            raise Crash(manager.name, invocation_id, f"{what}; its log cannot be read: {error}", (), ()) from error
+        said = [line.text for line in lines if line.manager and "exited" in line.text]
+        raise Crash(manager.name, invocation_id, "; ".join([what, *said[-1:]]), [line.text for line in lines[-_TAIL:]], tracebacks(lines))
+
+    def until(self, what: str, done: Callable[[], bool], deadline_s: float) -> None:
+        """Wait for ``done``. Raises Crash, Deadline."""
+
+        def checked() -> bool:
+            self.look()
+            return done()
+
+        self.waiter.until(what, checked, deadline_s)
+
+    def during(self, what: str, call: Callable[[], _T], deadline_s: float) -> _T:
+        """The result of a call that may hang, watched meanwhile; looked at once more when it has returned.
+
+        The call runs in a thread, which is left to its own time limit when the service ends first.
+        Raises Crash, Deadline, and what the call raises.
+        """
+        results: list[_T] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                results.append(call())
+            except Exception as error:  # handed to the caller below
+                errors.append(error)
+
+        self.look()
+        thread = threading.Thread(target=run, name=f"rollout: {what}", daemon=True)
+        thread.start()
+        self.until(what, lambda: not thread.is_alive(), deadline_s)
+        thread.join()
+        self.look()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+
+def _ended(first: Snapshot, now: Snapshot) -> str:
+    if now.waiting_to_restart:
+        return f"the main process ended ({now.result}) and waits to be restarted"
+    if now.invocation_id != first.invocation_id:
+        return f"invocation {first.invocation_id[:8]} has ended; {now.invocation_id[:8] or 'none'} runs in its place"
+    if now.state in (State.failed, State.inactive, State.deactivating):
+        return f"the service is {now.state} ({now.result})"
+    if first.main_pid and now.main_pid != first.main_pid:
+        return f"the main process {first.main_pid} has ended"
+    if now.restarts != first.restarts:
+        return f"the count of automatic restarts went from {first.restarts} to {now.restarts}"
+    return ""

@@ -1,0 +1,106 @@
+"""``opsctl service``: run services under the embedded supervisor, for a machine without a service manager."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import typer
+
+from opsctl.answer import Answer, Session
+from opsctl.service import wait
+from opsctl.service.definition import services_folder
+from opsctl.service.embedded import EmbeddedService
+from opsctl.service.manager import ServiceError, State
+from opsctl.service.supervisor import Supervisor
+from opsctl.service.wait import Waiter
+
+app = typer.Typer(no_args_is_help=True, help="Run services under the embedded supervisor.")
+
+NAME = typer.Argument(help="The service: NAME.toml in the services folder.")
+SERVICES = typer.Option("", "--services", help="Folder of service definitions. [default: $OPSCTL_SERVICES, else the user's configuration]")
+JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
+DEADLINE = typer.Option(720.0, "--deadline-s", help="How long to wait for it, in seconds.")
+
+
+def _service(session: Session, services: str, name: str) -> EmbeddedService:
+    return EmbeddedService(Path(services) if services else services_folder(session.env), name, session.env)
+
+
+def _show(session: Session, command: str, service: EmbeddedService, as_json: bool) -> None:
+    found = service.snapshot()
+    data = {"name": service.name, **msgspec.to_builtins(found), "argv": list(service.argv()), "run_dir": service.run_dir()}
+    text = f"{service.name}: {found.state}, main process {found.main_pid or '-'}, invocation {found.invocation_id or '-'}, restarts {found.restarts}, {found.result}"
+    session.show(Answer(command, data, text), as_json=as_json)
+
+
+@app.command()
+def start(context: typer.Context, name: str = NAME, services: str = SERVICES, deadline_s: float = DEADLINE, as_json: bool = JSON) -> None:
+    """Start a service and wait until it is ready."""
+    session: Session = context.obj
+    service, waiter = _service(session, services, name), Waiter(talk=session.talk)
+    if not service.snapshot().running:
+        wait.start([service], waiter, deadline_s)
+    _until_ready(service, waiter, deadline_s)
+    _show(session, "service start", service, as_json)
+
+
+@app.command()
+def stop(context: typer.Context, name: str = NAME, services: str = SERVICES, deadline_s: float = DEADLINE, as_json: bool = JSON) -> None:
+    """Stop a service with everything it started, and its supervisor."""
+    session: Session = context.obj
+    service = _service(session, services, name)
+    service.end()
+    Waiter(talk=session.talk).until(f"{name} to end", lambda: service.ended, deadline_s)
+    _show(session, "service stop", service, as_json)
+
+
+@app.command()
+def restart(context: typer.Context, name: str = NAME, services: str = SERVICES, deadline_s: float = DEADLINE, as_json: bool = JSON) -> None:
+    """Stop a service, start it again and wait until it is ready."""
+    session: Session = context.obj
+    service, waiter = _service(session, services, name), Waiter(talk=session.talk)
+    wait.stop([service], waiter, deadline_s)
+    wait.start([service], waiter, deadline_s)
+    _until_ready(service, waiter, deadline_s)
+    _show(session, "service restart", service, as_json)
+
+
+@app.command()
+def status(context: typer.Context, name: str = NAME, services: str = SERVICES, as_json: bool = JSON) -> None:
+    """Say how a service is."""
+    _show(context.obj, "service status", _service(context.obj, services, name), as_json)
+
+
+@app.command()
+def log(context: typer.Context, name: str = NAME, services: str = SERVICES, invocation: str = typer.Option("", help="Of this start. [default: the last]"),
+        as_json: bool = JSON) -> None:  # fmt: skip
+    """Print the lines of one start, the supervisor's own among them."""
+    session: Session = context.obj
+    service = _service(session, services, name)
+    lines = service.log(invocation or service.snapshot().invocation_id)
+    session.show(Answer("service log", msgspec.to_builtins(lines), "\n".join(line.text for line in lines)), as_json=as_json)
+
+
+@app.command()
+def run(context: typer.Context, name: str = NAME, services: str = SERVICES) -> None:
+    """Supervise a service in the foreground until SIGTERM or Ctrl-C."""
+    session: Session = context.obj
+    folder = (Path(services) if services else services_folder(session.env)).absolute()
+    supervisor = Supervisor(folder, name, session.env)
+    session.talk(f"supervising {name}; Ctrl-C stops it")
+    sys.exit(supervisor.run(start=True))
+
+
+def _until_ready(service: EmbeddedService, waiter: Waiter, deadline_s: float) -> None:
+    """Raises ServiceError as soon as the service fails for good, or restarts three times."""
+
+    def ready() -> bool:
+        found = service.snapshot()
+        if found.state is State.failed or found.restarts >= 3:
+            tail = "\n".join(line.text for line in service.log(found.invocation_id)[-20:])
+            raise ServiceError(f"{service.name}: {found.state} ({found.result}), restarts {found.restarts}; its last lines:\n{tail}")
+        return found.state is State.active
+
+    waiter.until(f"{service.name} to be ready", ready, deadline_s)
