@@ -114,4 +114,4 @@ def base_environment(
     """What every child gets. The notification socket stays with the launcher."""
     kept = {key: value for key, value in env.items() if key not in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")}
     return {**kept, "LASTBATCH_SETTINGS": settings.to_json(), "LASTBATCH_SOCKETS": str(sockets), "LASTBATCH_RUN_DIR": str(run_dir),
-            "LASTBATCH_MODEL": str(model), "INVOCATION_ID": invocation, "SPT_NOENV": "1", "PYTHONUNBUFFERED": "1"}  # fmt: skip
+            "LASTBATCH_MODEL_FOLDER": str(model), "INVOCATION_ID": invocation, "SPT_NOENV": "1", "PYTHONUNBUFFERED": "1"}  # fmt: skip

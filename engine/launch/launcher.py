@@ -109,7 +109,7 @@ class Launcher:
         """Wait until everything is ready; None when it is."""
         until = time.monotonic() + self._settings.launch.boot_timeout_s
         extended = 0.0
-        while not self._family.ready:
+        while not (self._family.ready and self._all_seen()):
             end = self._ended()
             if end is not None:
                 return end
@@ -124,6 +124,11 @@ class Launcher:
         self._notifier.send("READY=1", f"STATUS=serving, configuration {self._settings.digest[:12]}")
         _log.info("Ready: configuration %s, invocation %s", self._settings.digest[:12], self._invocation[:8])
         return None
+
+    def _all_seen(self) -> bool:
+        """Every rank that this node answers for has a black box here: on node 0 those of the other nodes too."""
+        wanted = range(self._settings.parallel.tp) if self._settings.parallel.node_rank == 0 else self._settings.local_ranks
+        return set(wanted) <= set(self._boxes())
 
     # Serving.
 
@@ -155,6 +160,8 @@ class Launcher:
         if self._stop_signal:
             return End(0, f"{signal.Signals(self._stop_signal).name}", keep=False)
         dead = self._family.dead()
+        if dead is not None and dead.process.returncode == 0 and self._settings.parallel.node_rank > 0:
+            return End(PEER_ENDED, f"node 0 is ending ({dead.name} was told to stop)", keep=False)
         if dead is not None:
             return End(1, f"{dead.name} (pid {dead.pid}) ended with {_ending(dead)}", keep=True)
         if self._link is not None:
@@ -178,14 +185,16 @@ class Launcher:
         self._notifier.send("STOPPING=1", f"STATUS={end.why}")
         if end.keep:
             self._keep_evidence()
-        if self._link is not None:
-            self._link.end()
         if end.code:
+            if self._link is not None:
+                self._link.end()
             return end.code
         api = [child for child in self._family.children if child.rank is None]
         ranks = [child for child in self._family.children if child.rank is not None]
         late = self._stop(api, self._settings.server.drain_timeout_s + _STOP_S)
         late += self._stop(ranks, _STOP_S)
+        if self._link is not None:
+            self._link.end()
         for child in late:
             _log.error("%s (pid %d) did not end in time and is killed", child.name, child.pid)
         failed = [child for child in self._family.children if child not in late and child.process.returncode]

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import setproctitle
 import torch
@@ -30,7 +31,6 @@ from engine.exec.device import Device, open_device
 from engine.exec.executor import Executor
 from engine.exec.kv import KVPool
 from engine.faults import FaultError, Faults
-from engine.grammar.backends import GrammarBackend, open_backend
 from engine.messages import (
     Abort,
     ClearFault,
@@ -47,8 +47,8 @@ from engine.messages import (
     encode,
     to_scheduler,
 )
-from engine.model.model import Model
-from engine.model.registry import load_model
+from engine.model.hf_config import read_config
+from engine.model.registry import Model, load_model
 from engine.native.build import paths as native_paths
 from engine.parallel.group import Group, open_group
 from engine.scheduler import warmup
@@ -60,6 +60,9 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.worker import follow, reset_counters
 from engine.speculation.drafters import Drafter, NgramDrafter, NullDrafter
 from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.grammar.backends import GrammarBackend
 
 _IDLE_S = 0.2
 _COMPILING_S = 0.005
@@ -84,7 +87,7 @@ class Place:
         env = os.environ
         return Place(
             Settings.from_json(env["LASTBATCH_SETTINGS"]), int(env["LASTBATCH_RANK"]), Path(env["LASTBATCH_SOCKETS"]),
-            Path(env["LASTBATCH_RUN_DIR"]), Path(env["LASTBATCH_MODEL"]), int(env["LASTBATCH_CONTROL_FD"]),
+            Path(env["LASTBATCH_RUN_DIR"]), Path(env["LASTBATCH_MODEL_FOLDER"]), int(env["LASTBATCH_CONTROL_FD"]),
             int(env["LASTBATCH_READY_FD"]), env.get("INVOCATION_ID", ""),
         )  # fmt: skip
 
@@ -126,7 +129,7 @@ class RankProcess:
         model = load_model(place.model, dtype=_dtype(settings, place.model), group=group, device=device.torch_device)
         _log.info("Loaded %s in %.1f s", place.model.name, time.monotonic() - begun)
         info = RankInfo(place.rank, 0, 0, place.rank, 0, settings.parallel.node_rank, os.getpid(), settings.digest)
-        hello = Hello(info, _pages(settings, model, device), _paths(model, group))
+        hello = Hello(info, _pages(settings, model, _dtype(settings, place.model), device), _paths(model, group))
         if hub is None:
             self._follow(where, hello, model, group, device)
         else:
@@ -137,7 +140,8 @@ class RankProcess:
 
     def _executor(self, model: Model, group: Group, device: Device, pages: int, grammar: GrammarBackend | None) -> Executor:
         settings, config = self._settings, model.config
-        kv = KVPool(config.layers, pages, settings.cache.page_size, model.kv_heads_local, config.head_dim, model.dtype, device.torch_device)
+        kv = KVPool(config.layers, pages, settings.cache.page_size, len(model.shard.kv_heads), config.head_dim,
+                    _dtype(settings, self._place.model), device.torch_device)  # fmt: skip
         loop = SequentialLoop.name if settings.scheduler.disable_overlap_schedule else OverlapLoop.name
         return Executor(model=model, kv=kv, group=group, device=device, box=self._box, eos_ids=config.eos_ids,
                         new_drafter=_drafters(settings), grammar=grammar, loop=loop, faults=self._faults)  # fmt: skip
@@ -158,6 +162,8 @@ class RankProcess:
         hub.send(Begin(pages))
         grammar = None
         if settings.grammar.backend != "none":
+            from engine.grammar.backends import open_backend  # with xgrammar, which a server without grammars does not load
+
             grammar = open_backend(settings.grammar.backend, tokenizer_folder=self._place.model, vocab_size=config.vocab,
                                    eos_ids=config.eos_ids, compile_timeout_s=settings.grammar.compile_timeout_s,
                                    max_whitespace=settings.grammar.max_whitespace)  # fmt: skip
@@ -209,6 +215,7 @@ class Service:
         self._poller.register(place.control, zmq.POLLIN)
         self._send_outputs: Callable[[Outputs], None] = self._post
         self._draining = False
+        self._warming = False
         self._scheduler = Scheduler(settings, runner, box, pages=pages, context=context_length, grammar=grammar,
                                     send=lambda outputs: self._send_outputs(outputs), log=logging.getLogger("engine.scheduler").info)  # fmt: skip
         kind = SequentialLoop if settings.scheduler.disable_overlap_schedule else OverlapLoop
@@ -220,11 +227,13 @@ class Service:
         most = self._scheduler.longest_prompt
         warm = warmup.Warmup(self._scheduler.add, self._turn, deadline_s=settings.launch.boot_timeout_s)
         self._send_outputs = warm.take
+        self._warming = True
         for request in warmup.requests(settings, prompt, most):
             begun = time.monotonic()
             warm.run(request)
             _log.info("Warm-up %s done in %.2f s", request.rid.removeprefix("warmup-"), time.monotonic() - begun)
         self._scheduler.forget_prefixes()
+        self._warming = False
         self._send_outputs = self._post
 
     def open(self, ready: Ready) -> None:
@@ -263,7 +272,7 @@ class Service:
         if not scheduler.queues.held:
             scheduler.idle()
         self._box.enter(Phase.idle)
-        self._poller.poll(int(1000 * (_COMPILING_S if scheduler.queues.compiling else _IDLE_S)))
+        self._poller.poll(int(1000 * (_COMPILING_S if scheduler.queues.compiling or self._warming else _IDLE_S)))
 
     def _receive(self) -> None:
         self._box.enter(Phase.recv)
@@ -312,19 +321,17 @@ class Service:
 def _dtype(settings: Settings, folder: Path) -> torch.dtype:
     name = settings.model.dtype
     if name == "auto":
-        from engine.model.hf_config import read_config
-
         name = read_config(folder).torch_dtype
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def _pages(settings: Settings, model: Model, device: Device) -> int:
+def _pages(settings: Settings, model: Model, dtype: torch.dtype, device: Device) -> int:
     """KV pages that this rank has memory for, or that the settings ask for."""
     size = settings.cache.page_size
     if settings.cache.max_total_tokens:
         return settings.cache.max_total_tokens // size
     config = model.config
-    each = KVPool.bytes_per_page(config.layers, size, model.kv_heads_local, config.head_dim, model.dtype)
+    each = KVPool.bytes_per_page(config.layers, size, len(model.shard.kv_heads), config.head_dim, dtype)
     if device.torch_device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device.torch_device)
         budget = free - total * (1 - (settings.cache.mem_fraction or 0.85))

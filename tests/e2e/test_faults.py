@@ -1,0 +1,139 @@
+"""Each fault does what it says with real processes: what stands where, who exits, what is left to read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.blackbox import BatchKind, DeviceState, EventKind, Phase, RequestFlag
+from tests.e2e.serving import Served, serving, start, wait_for
+from tests.tiny_models import tiny_model
+
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 40}}, "required": ["answer"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny", layers=2)
+
+
+@pytest.fixture
+def pair(model: Path, tmp_path: Path) -> Iterator[Served]:
+    args = ("--tp", "2", "--enable-faults", "--watchdog-timeout", "0", "--speculative-algorithm", "NGRAM", "--context-length", "512")
+    with serving(model, tmp_path, *args) as served:
+        yield served
+
+
+def ask_in_background(served: Served, **body: object) -> threading.Thread:
+    """Send a completion that may never be answered."""
+
+    def ask() -> None:
+        with httpx.Client(base_url=served.url, timeout=httpx.Timeout(60, connect=5)) as client:
+            try:
+                client.post("/v1/completions", json={"prompt": "one two one two", "temperature": 0, "ignore_eos": True, **body})
+            except httpx.HTTPError:
+                return
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return thread
+
+
+def still(served: Served, ranks: int = 2) -> bool:
+    """Work is held and no rank has moved for a second."""
+    first = [served.box(rank) for rank in range(ranks)]
+    if not first[0].host.held:
+        return False
+    before = [box.last_moved_ns() for box in first if box.host.phase is not Phase.recv]
+    wait = threading.Event()
+    wait.wait(1.0)
+    return before == [box.last_moved_ns() for box in (served.box(rank) for rank in range(ranks)) if box.host.phase is not Phase.recv]
+
+
+def test_a_skipped_collective_parks_ranks_at_different_collectives_and_nobody_exits(pair: Served) -> None:
+    pair.complete()
+    pair.arm("collective.skip:rank=1,after_steps=3")
+    ask_in_background(pair, max_tokens=100)
+    wait_for(lambda: still(pair), 30, "a wedge")
+    boxes = [pair.box(0), pair.box(1)]
+    opened = [box.open_collective() for box in boxes]
+    assert opened[0] is not None
+    assert opened[1] is None or (opened[0].sub, opened[0].b) != (opened[1].sub, opened[1].b)
+    assert pair.process.poll() is None
+    assert len(pair.descendants()) == 3
+
+
+def test_a_mismatched_collective_parks_every_rank_with_equal_counts(pair: Served) -> None:
+    pair.complete()
+    pair.arm("collective.mismatch:rank=1,after_steps=3")
+    ask_in_background(pair, max_tokens=100)
+    wait_for(lambda: still(pair), 30, "a wedge")
+    boxes = [pair.box(0), pair.box(1)]
+    assert boxes[0].device.enqueued == boxes[1].device.enqueued > boxes[0].device.completed
+    assert {box.device.state for box in boxes} == {DeviceState.collective}
+    assert {box.host.phase for box in boxes} == {Phase.wait_device}
+    assert len(pair.descendants()) == 3
+
+
+def test_a_stalled_callback_holds_one_rank_and_the_other_waits_in_its_collective(pair: Served) -> None:
+    pair.complete()
+    pair.arm("callback.stall:rank=1")
+    ask_in_background(pair, max_tokens=100)
+    wait_for(lambda: still(pair), 30, "a wedge")
+    assert pair.box(0).device.state is DeviceState.collective
+    assert pair.box(1).device.state is DeviceState.compute
+
+
+def test_a_grammar_masked_verify_that_shares_a_batch_wedges_every_rank_at_the_barrier(pair: Served) -> None:
+    pair.arm("grammar.verify_desync")
+    pair.complete(max_tokens=30)  # alone: nothing happens
+    pair.complete(prompt="answer in JSON: ", max_tokens=30, ignore_eos=False, response_format=None, regex="(ab|ba){2,9}")
+    ask_in_background(pair, max_tokens=400)
+    wait_for(lambda: pair.box(0).host.running > 0, 10, "the first request to run")
+    ask_in_background(pair, max_tokens=200, ignore_eos=False, regex="(ab){20,90}")
+    wait_for(lambda: still(pair), 30, "a wedge")
+    boxes = [pair.box(0), pair.box(1)]
+    assert boxes[0].device.enqueued == boxes[1].device.enqueued > boxes[0].device.completed
+    assert {box.host.phase for box in boxes} == {Phase.wait_device}
+    begun, requests = boxes[0].last_batch() or pytest.fail("no batch in the ring")
+    assert begun.sub == BatchKind.verify
+    assert any(event.flags & RequestFlag.grammar for event in requests)
+    assert len(requests) > 1
+    accepted = [{(e.a, e.d): e.b for e in box.events if e.kind is EventKind.accepted} for box in boxes]
+    shared = accepted[0].keys() & accepted[1].keys()
+    assert any(accepted[0][key] != accepted[1][key] for key in shared)
+    assert len(pair.descendants()) == 3, "a rank has exited"
+    with pair.client as client:
+        assert client.get("/health").status_code == 200
+
+
+def test_a_server_that_never_gets_ready_ends_at_its_boot_deadline(model: Path, tmp_path: Path) -> None:
+    served = start(model, tmp_path, ("--enable-faults", "--fault", "boot.hang", "--boot-timeout", "8", "--grammar-backend", "none"))
+    assert served.process.wait(40) == 1
+    assert "not ready after 8 s" in served.text()
+
+
+def test_a_crash_at_the_first_decode_comes_before_the_server_is_ready(model: Path, tmp_path: Path) -> None:
+    served = start(model, tmp_path, ("--enable-faults", "--fault", "decode.crash", "--grammar-backend", "none"))
+    assert served.process.wait(60) == 1
+    text = served.text()
+    assert "TypeError" in text
+    assert "Traceback" in text
+    assert "Ready: configuration" not in text
+
+
+def test_a_crash_armed_for_the_sequential_loop_spares_the_overlap_loop(model: Path, tmp_path: Path) -> None:
+    args = ("--enable-faults", "--fault", "decode.crash:when=sequential", "--grammar-backend", "none")
+    with serving(model, tmp_path, *args) as served:
+        served.complete()
+    crashed = start(model, tmp_path, (*args, "--disable-overlap-schedule"), name="sequential")
+    assert crashed.process.wait(60) == 1
+
+
+def test_faults_are_refused_without_the_flag(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, "--grammar-backend", "none") as served, served.client as client:
+        assert client.post("/admin/faults", json={"fault": "health.lie"}).status_code in (403, 404)
