@@ -74,6 +74,7 @@ class Dialect:
     health: dict[str, str]
     notices: tuple[NoticeRule, ...]
     frames: tuple[FrameRule, ...]
+    black_box: bool = False
 
     def rank_of(self, title: str) -> int | None:
         """The tensor-parallel rank that a process title names; None for other processes. A worker without a
@@ -117,6 +118,7 @@ def load(name: str) -> Dialect:
                       for i in range(len(raw.get("notice", ())))),
         frames=tuple(_Reader(file, raw).frame(i) for file, raw in ((f"{name}.toml", own), (f"{_SHARED}.toml", shared))
                      for i in range(len(raw.get("frame", ())))),
+        black_box=bool(own.get("black_box", False)),
     )  # fmt: skip
 
 

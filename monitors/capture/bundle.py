@@ -1,0 +1,121 @@
+"""Take a bundle: the evidence of one moment from all nodes of a deployment, judged by the same code that judges a
+recorded case. The monitor calls this when a stall is declared, and ``opsctl capture`` on demand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monitors import casefolder, engines, fleet
+from monitors.capture.manifest import BundleError, Item, Verification, Writer, load, utc, verify
+from monitors.capture.probes import PROBES, Field
+from monitors.judge.verdict import Verdict
+from monitors.remote import Remote
+
+__all__ = ["BundleError", "Captured", "Verification", "auth_headers", "budget", "capture", "load", "verify"]
+
+_MARGIN_S = 5.0
+_LEAST_BUDGET_S = 3.0
+_DEFAULT_BUDGET_S = 90.0
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A finished bundle. ``seconds`` is what the capture took."""
+
+    folder: Path
+    verdict: Verdict
+    items: tuple[Item, ...]
+    seconds: float
+
+    @property
+    def gaps(self) -> tuple[Item, ...]:
+        return tuple(item for item in self.items if item.outcome != "taken")
+
+
+def budget(deployment: fleet.Deployment, quiet_s: float) -> float:
+    """Seconds until the engine's watchdog may kill: watchdog - time since the last batch - margin. A watchdog that
+    should have fired already still leaves the least budget: the order of the probes makes even that worth its while."""
+    watchdog_s = deployment.watchdog_s or engines.load(deployment.engine).watchdog_s
+    left = watchdog_s - quiet_s - min(_MARGIN_S, 0.1 * watchdog_s)
+    return max(_LEAST_BUDGET_S, min(left, _DEFAULT_BUDGET_S))
+
+
+def capture(
+    deployment: fleet.Deployment,
+    *,
+    reason: str = "on demand",
+    budget_s: float = 60.0,
+    root: Path | None = None,
+    native: bool = False,
+    progress: Mapping[str, Any] | None = None,
+    suspicion: Mapping[str, Any] | None = None,
+    fleet_text: str = "",
+    remotes: Mapping[str, Remote] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Captured:
+    """Capture a deployment from all its nodes and judge the bundle.
+
+    Args:
+        reason: goes into the bundle's name and manifest.
+        budget_s: what the probes may take together; those that do not fit are listed.
+        root: folder for bundles; by default ``fleet.bundle_root``.
+        native: also take native stacks, which pause every process.
+        progress: what the monitor saw ({stalled_s, state, ...}); kept as ``progress.json`` and used by the judge.
+        suspicion: the light sample that the monitor kept before it declared.
+        remotes: open connections by node name; others are opened, and closed at the end.
+        say: called with one line for each probe that begins.
+
+    Raises:
+        OSError: the bundle folder cannot be written.
+    """
+    started = time.monotonic()
+    writer = Writer(root or fleet.bundle_root(deployment), deployment.name, reason)
+    with contextlib.ExitStack() as opened:
+        connections = {node.name: (remotes or {}).get(node.name) or opened.enter_context(Remote(node)) for node in deployment.node}
+        dialect = engines.load(deployment.engine)
+        field = Field(deployment, dialect, connections, writer, auth_headers(deployment), started + budget_s, native)
+        if progress is not None:
+            writer.add("progress.json", json.dumps(dict(progress), indent=1).encode(), probe="progress", start=utc())
+        if suspicion is not None:
+            writer.add("suspicion.json", json.dumps(dict(suspicion), indent=1).encode(), probe="suspicion", start=utc())
+        if fleet_text:
+            field.add_text("fleet.toml", fleet_text, probe="fleet", start=utc())
+        for probe in PROBES:
+            left = field.until_s - time.monotonic()
+            if left < probe.least_s:
+                writer.miss(
+                    probe.name,
+                    "skipped",
+                    f"{max(left, 0.0):.1f} s of the budget of {budget_s:.0f} s were left, it needs {probe.least_s:.1f} s",
+                )
+                continue
+            say(probe.name)
+            begun = utc()
+            try:
+                probe.run(field, max(0.5, min(probe.deadline_s, left)))
+            except OSError:
+                raise
+            except Exception as error:  # a probe's own fault must not cost the evidence of those that follow
+                writer.miss(probe.name, "failed", f"the probe itself failed: {type(error).__name__}: {error}", start=begun)
+    verdict = casefolder.judge(writer.folder)
+    writer.add("verdict.json", json.dumps(verdict.to_json(), indent=1).encode(), probe="verdict", start=utc())
+    writer.conclude(verdict.verdict.value)
+    return Captured(writer.folder, verdict, writer.items, time.monotonic() - started)
+
+
+def auth_headers(deployment: fleet.Deployment) -> dict[str, str]:
+    """The header that the deployment's API key makes; empty without one, or when its file cannot be read (the answer
+    401 then says so)."""
+    if not deployment.api_key_file:
+        return {}
+    try:
+        return {"Authorization": f"Bearer {Path(deployment.api_key_file).read_text().strip()}"}
+    except OSError:
+        return {}
