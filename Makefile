@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt tools/setup.sh tools/system_packages.sh
 	@PYTHON="$(PYTHON)" tools/setup.sh
 
 model: $(READY) ## the default model, downloaded and converted once into the user's cache
-	@$(BIN)/lastbatch model fetch
+	@$(BIN)/lastbatch model fetch > /dev/null
 
 node-packages: ## what the tests on real systemd nodes need (systemd, ssh, ip)
 	@tools/system_packages.sh nodes || true  # those tests are skipped, with the reason, where it is missing

@@ -24,8 +24,17 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        lines = [f"## {self.title}", "", self.intro, "", _row(self.columns), _row("---" for _ in self.columns)]
+        lines = [f"## {self.title}", "", *([self.intro, ""] if self.intro else []), _row(self.columns), _row("---" for _ in self.columns)]
         return "\n".join(lines + [_row(row) for row in self.rows]) + "\n"
+
+
+EXIT_CODES = (
+    (0, "done; for `serve`: ended by SIGTERM or SIGINT, in order"),
+    (1, "failed: the reason is on standard error; for `serve`: a process died or was stuck, the evidence is in the run directory"),
+    (2, "wrong arguments, or a setting that cannot be used"),
+    (75, "`serve`: another node of the deployment ended; a service manager should start this one again"),
+    (130, "interrupted"),
+)
 
 
 def flags() -> Table:
@@ -66,6 +75,11 @@ def metrics() -> Table:
     return Table("Metrics", "What `/metrics` gives, in Prometheus' text format.", ("metric", "kind", "labels", "meaning"), rows)
 
 
+def exit_codes() -> Table:
+    rows = tuple((str(code), meaning) for code, meaning in EXIT_CODES)
+    return Table("Exit codes of `lastbatch`", "", ("code", "meaning"), rows)
+
+
 def fault_points() -> Table:
     rows = tuple(
         (_code(kind.name), ", ".join(_code(f"{key}={_value(value)}") for key, value in kind.defaults.items()), kind.effect)
@@ -93,7 +107,7 @@ def events() -> Table:
     return Table("Black box: events", intro, ("number", "event"), rows)
 
 
-SECTIONS: tuple[Callable[[], Table], ...] = (flags, variables, health_routes, metrics, fault_points, phases, counters, events)
+SECTIONS: tuple[Callable[[], Table], ...] = (flags, variables, health_routes, metrics, fault_points, exit_codes, phases, counters, events)
 
 
 def page() -> str:
