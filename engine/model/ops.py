@@ -73,7 +73,7 @@ class TorchOps:
                    table: torch.Tensor, kv: KVPool) -> torch.Tensor:  # fmt: skip
         size, heads, kv_heads = self._config.head_dim, len(self._shard.heads), len(self._shard.kv_heads)
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, size)
-        q, k, v = torch.split(qkv, (heads, kv_heads, kv_heads), dim=1)
+        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rms_norm(q, layer.q_norm, self._eps), rms_norm(k, layer.k_norm, self._eps)
         kv.keys[index].index_copy_(0, batch.slots, rotate(k, table))
