@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from engine.server.access import Record
@@ -58,7 +58,7 @@ async def generate(service: Service, request: Request, admit: Admit) -> Response
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, within 60 s and 32 MiB. Raises ApiError 408 or 413."""
+    """The body, within 60 s and 32 MiB. Raises ApiError 408 or 413, ClientGone."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -70,6 +70,8 @@ async def read_body(request: Request) -> bytes:
                 parts.append(part)
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s", code="body_timeout") from None
+    except ClientDisconnect:
+        raise ClientGone from None
     return b"".join(parts)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
+
 from tests.engine.api_process import Api, api_process
 
-CLOCK: Any = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}}}
+CLOCK: Any = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}},
+}
 HERMES = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
 USER: Any = [{"role": "user", "content": "Hi"}]
 
@@ -324,7 +327,11 @@ def test_an_error_in_mid_stream_reaches_the_client(api: Api, client: openai.Open
 
 def test_tokenize_gives_the_ids_of_a_prompt_and_of_messages(api: Api) -> None:
     answer = api.client.post("/tokenize", json={"prompt": "Hi there"}).json()
-    assert answer == {"tokens": api.scheduler.tokenizer.encode("Hi there", add_special=True), "count": answer["count"], "max_model_len": 1024}
+    assert answer == {
+        "tokens": api.scheduler.tokenizer.encode("Hi there", add_special=True),
+        "count": answer["count"],
+        "max_model_len": 1024,
+    }
     chat = api.client.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
     api.chat("Hi")
     assert chat["tokens"] == api.scheduler.requests[-1].input_ids

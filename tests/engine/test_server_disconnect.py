@@ -1,0 +1,86 @@
+"""A client that leaves: everything it had in flight is aborted, wherever it was."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from engine.messages import Generate, Tokens
+from tests.engine.api_process import Api, api_process
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with api_process(tmp_path_factory.mktemp("api")) as api:
+        yield api
+
+
+def send(api: Api, rid: str = "", **body: Any) -> socket.socket:
+    """A request whose connection the test can cut."""
+    text = json.dumps({"messages": [{"role": "user", "content": "Hi"}], **body})
+    at = urlsplit(api.url)
+    connection = socket.create_connection((at.hostname, at.port or 80), timeout=10)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n" + (f"X-Request-Id: {rid}\r\n" if rid else "")
+    connection.sendall(f"{head}\r\n{text}".encode())
+    return connection
+
+
+def started(api: Api, count: int) -> list[str]:
+    api.scheduler.wait_for(lambda: len(api.scheduler.requests) >= count, f"{count} requests")
+    return [request.rid for request in api.scheduler.requests]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", ["", "some text"])
+def test_a_client_that_leaves_has_its_generations_aborted(api: Api, stream: bool, said: str) -> None:
+    api.scheduler.script = api.scheduler.hangs_after(said)
+    before = len(api.scheduler.requests)
+    connection = send(api, stream=stream, n=2)
+    rids = started(api, before + 2)[before:]
+    if stream and said:
+        assert b"text/event-stream" in connection.recv(4096)
+    connection.close()
+    api.scheduler.wait_for(lambda: set(rids) <= set(api.scheduler.aborted), "both aborts")
+    rid = rids[0].rpartition("-")[0]
+    api.scheduler.wait_for(
+        lambda: any(f"rid={rid} " in line and "finish=disconnect" in line for line in api.log().splitlines()), "the log line"
+    )
+    api.scheduler.script = api.scheduler.says("Hello.")
+    assert api.chat().status_code == 200
+    assert "lastbatch:in_flight_requests 0.0" in api.client.get("/metrics").text
+
+
+def test_the_late_tokens_of_an_aborted_request_do_not_reach_its_retry(api: Api) -> None:
+    api.scheduler.script = api.scheduler.hangs_after("")
+    before = len(api.scheduler.requests)
+    connection = send(api, rid="retried")
+    started(api, before + 1)
+    connection.close()
+    api.scheduler.wait_for(lambda: "retried" in api.scheduler.aborted, "the abort")
+
+    def script(request: Generate) -> Iterator[Tokens]:
+        stale = api.scheduler.tokens(request, api.scheduler.tokenizer.encode("stale"))
+        stale.rid = "retried"
+        yield stale
+        yield from api.scheduler.says("fresh")(request)  # type: ignore[misc]
+
+    api.scheduler.script = script
+    answer = api.client.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "retried"})
+    assert answer.json()["choices"][0]["text"] == "fresh"
+    assert (answer.headers["x-request-id"], answer.json()["id"]) == ("retried", "cmpl-retried")
+
+
+def test_a_client_that_half_sends_a_body_and_leaves_is_forgotten(api: Api) -> None:
+    before = len(api.scheduler.requests)
+    at = urlsplit(api.url)
+    with socket.create_connection((at.hostname, at.port or 80), timeout=10) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    api.scheduler.script = api.scheduler.says("Hello.")
+    assert api.complete().status_code == 200
+    assert len(api.scheduler.requests) == before + 1
+    assert "internal error" not in api.log()
