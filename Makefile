@@ -6,7 +6,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model node-packages demo test check format reference
+.PHONY: help setup model node-packages demo test check format reference mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,4 +42,7 @@ reference: $(READY) ## docs/REFERENCE.md, from the code
 	$(BIN)/lastbatch reference > docs/.REFERENCE.new
 	mv docs/.REFERENCE.new docs/REFERENCE.md
 
-# Slow targets with their own tables (bench, eval, matrix, ...) go below, each with the thing it runs.
+# Slow targets, each with its own table.
+
+mutants: setup ## take each guard out of a copy: a test must notice
+	$(BIN)/python tools/mutants.py $(ARGS)

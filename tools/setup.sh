@@ -36,18 +36,21 @@ fi
 
 find_python
 say "$("$PYTHON" --version) ($(command -v "$PYTHON"))"
-tools/system_packages.sh build "$PYTHON" 9<&- || say "going on without them"
+tools/system_packages.sh build "$PYTHON" 9<&- || say "going on without them; when they are there, run: make -B setup"
 
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    [[ ! -e $venv ]] || say "$venv is not a virtual environment with pip; making it anew"
     "$PYTHON" -m venv --clear "$venv" || die "python -m venv failed: install the package $("$PYTHON" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])') and run make again"
 fi
+quiet=()
+[[ -t 1 ]] || quiet=(--quiet) # a terminal sees pip's progress, a log only what went wrong
 pip() { timeout 3000 "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 say "installing the pinned dependencies (about 2.5 GB in $venv, some minutes the first time)"
-pip install --quiet --constraint constraints.txt --editable '.[dev]' || die "pip could not install the dependencies; its reason is above. Run make again after mending it."
+pip install "${quiet[@]}" --constraint constraints.txt --editable '.[dev]' || die "pip could not install the dependencies; its reason is above. Run make again after mending it."
 
 if pkg-config --exists libsystemd 2>/dev/null; then
-    pip install --quiet --constraint constraints.txt systemd-python ||
+    pip install "${quiet[@]}" --constraint constraints.txt systemd-python ||
         say "systemd-python did not build (above); the journal is read through journalctl instead"
 else
     say "libsystemd's headers are not here: no systemd-python; the journal is read through journalctl instead"

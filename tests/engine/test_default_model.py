@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_gguf import TEMPLATE, vocabulary, weights, write_gguf, write_wheel
 from tokenizers import Tokenizer
 
 from engine import default_model
 from engine.default_model import ModelError
 from engine.gguf_folder import GgufError, convert
+from tests.tiny_gguf import TEMPLATE, vocabulary, weights, write_gguf, write_wheel
 
 FILES = {
     "ORIGIN.txt",
