@@ -30,7 +30,9 @@ def in_background(served: Served, **body: Any) -> list[httpx.Response]:
     def ask() -> None:
         with httpx.Client(base_url=served.url, timeout=60) as client:
             try:
-                answers.append(client.post("/v1/completions", json={"prompt": "once upon a time", "temperature": 0, "ignore_eos": True, **body}))
+                answers.append(
+                    client.post("/v1/completions", json={"prompt": "once upon a time", "temperature": 0, "ignore_eos": True, **body})
+                )
             except httpx.HTTPError:
                 return
 
