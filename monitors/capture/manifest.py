@@ -66,10 +66,10 @@ class Writer:
     def items(self) -> tuple[Item, ...]:
         return tuple(self._items)
 
-    def add(self, path: str, data: bytes, *, probe: str, start: str, node: str = "", rank: int | None = None) -> None:
-        """Keep an artefact."""
+    def add(self, path: str, data: bytes, *, probe: str, start: str, node: str = "", rank: int | None = None, note: str = "") -> None:
+        """Keep an artefact. ``note`` becomes the item's reason: something that a reader must know about it."""
         _write(self.folder / path, data)
-        self._enter(Item(path, node, rank, probe, start, utc(), "taken", "", hashlib.sha256(data).hexdigest()))
+        self._enter(Item(path, node, rank, probe, start, utc(), "taken", note, hashlib.sha256(data).hexdigest()))
 
     def miss(self, probe: str, outcome: Outcome, reason: str, *, start: str = "", node: str = "", rank: int | None = None) -> None:
         """List what was not to be had, and why."""

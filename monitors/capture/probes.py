@@ -225,9 +225,11 @@ def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = Fal
             answer = found.value.get(pid, {"reason": "no answer"})
             rank = int(who) if who.isdigit() else None
             if "threads" in answer:
-                note = " (py-spy left the process stopped; it was continued)" if answer.get("continued") else ""
+                note = "py-spy left the process stopped; it was continued" if answer.get("continued") else ""
                 name = f"pyspy-{who}{f'.{sample}' if sample else ''}.json"
-                f.writer.add(name, json.dumps(answer["threads"]).encode(), probe=f"stacks{note}", start=start, node=node.name, rank=rank)
+                f.writer.add(
+                    name, json.dumps(answer["threads"]).encode(), probe="stacks", start=start, node=node.name, rank=rank, note=note
+                )
             else:
                 f.writer.miss("stacks", "failed", answer["reason"], start=start, node=node.name, rank=rank)
 

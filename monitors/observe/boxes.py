@@ -23,6 +23,8 @@ from monitors.observe import onnode
 from monitors.observe.reading import Reading, gap
 from monitors.remote import NodeError, Remote
 
+_NO_FOLDER = "no such folder; nothing has started there, or run_dir is wrong"
+
 
 @dataclass(frozen=True)
 class Box:
@@ -49,11 +51,11 @@ class NodeBoxes:
     unreadable: tuple[str, ...] = ()
 
 
-def look(run_dir: str, node: str) -> Reading[NodeBoxes]:
+def look(run_dir: str, node: str) -> NodeBoxes:
     """The records (without events) of this machine's boxes, for the poll of an always-on monitor."""
     where = Path(run_dir)
     if not where.is_dir():
-        return gap(f"{run_dir}: no such folder; nothing has started there, or run_dir is wrong")
+        return NodeBoxes(node, (), Clock(time.monotonic_ns(), time.time_ns()), None, (f"{run_dir}: {_NO_FOLDER}",))
     found: list[Box] = []
     bad: list[str] = []
     for path in sorted(where.glob("rank-*.box")):
@@ -64,19 +66,17 @@ def look(run_dir: str, node: str) -> Reading[NodeBoxes]:
             continue
         header = snapshot.header
         found.append(Box(snapshot, onnode.owner_state(header.pid, 0, header.start_mono_ns)))
-    return Reading(NodeBoxes(node, tuple(found), Clock(time.monotonic_ns(), time.time_ns()), launcher(where), tuple(bad)))
+    return NodeBoxes(node, tuple(found), Clock(time.monotonic_ns(), time.time_ns()), launcher(where), tuple(bad))
 
 
 def copy(remote: Remote, run_dir: str, *, deadline_s: float, full: bool = True) -> Reading[NodeBoxes]:
-    """The boxes of a node as bytes, with the node's clocks."""
+    """The boxes of a node as bytes, with the node's clocks. A gap only when the node did not answer."""
     try:
         answer = remote.collect("boxes", deadline_s, run_dir=run_dir, full=full)
     except NodeError as error:
         return gap(str(error))
-    if not answer["exists"]:
-        return gap(f"{run_dir}: no such folder on node {remote.name}")
     found: list[Box] = []
-    bad: list[str] = []
+    bad = [] if answer["exists"] else [f"{run_dir} on node {remote.name}: {_NO_FOLDER}"]
     for item in answer["boxes"]:
         try:
             data = zlib.decompress(base64.b64decode(item["data"]))

@@ -84,13 +84,15 @@ class _Command:
         self._lines: collections.deque[str] = collections.deque(maxlen=_MOST_WAITING)
         self._process: subprocess.Popen[str] | None = None
         self._why = ""
+        self._pumping: threading.Thread | None = None
 
     def _start(self) -> None:
         place = ["--after-cursor", self._cursor] if self._cursor else ["-n", str(_FIRST_LINES)]
         command = ["journalctl", "-o", "json", "--all", "-f", *place, "-u", self._unit]
         self._process = subprocess.Popen(self._remote.argv(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                          stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)  # fmt: skip
-        threading.Thread(target=self._pump, args=(self._process,), daemon=True).start()
+        self._pumping = threading.Thread(target=self._pump, args=(self._process,), name="journal", daemon=True)
+        self._pumping.start()
 
     def _pump(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None and process.stderr is not None
@@ -132,6 +134,8 @@ class _Command:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        if self._pumping is not None:
+            self._pumping.join(2)  # it ends at the end of the stream; to close that under it would be an error there
         for stream in (process.stdout, process.stderr):
             if stream:
                 stream.close()

@@ -1,0 +1,148 @@
+"""``hang-monitor``: watch, replay, status, version. The only file here that prints: data on stdout, talk on stderr."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from monitors import casefolder, daemon, fleet
+from monitors.exit_codes import ExitCode
+from monitors.judge.progress import Limits
+from monitors.judge.verdict import Verdict
+from monitors.status import StatusServer
+
+app = typer.Typer(name="hang-monitor", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Watches LLM serving deployments, captures the evidence of a wedge and pages.")  # fmt: skip
+
+
+@app.command()
+def run(
+    fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file")],
+    deployment: Annotated[list[str] | None, typer.Option("--deployment", help="watch this one (repeatable); default: all")] = None,
+    stall_s: Annotated[float, typer.Option("--stall-s", help="held work without progress for this long is a stall [s]")] = 45.0,
+    poll_s: Annotated[float, typer.Option("--poll-s", help="time between two looks [s]")] = 0.5,
+    state_dir: Annotated[Path | None, typer.Option("--state-dir", help="what is open and paged is kept here")] = None,
+    bundle_dir: Annotated[Path | None, typer.Option("--bundle-dir", help="bundles go here instead of where the fleet file says")] = None,
+    native: Annotated[bool, typer.Option("--native", help="also take native stacks, which pause every process")] = False,
+    status_port: Annotated[
+        int | None, typer.Option("--status-port", help="serve JSON and Prometheus metrics on this loopback port; 0: a free one")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON event a line on stdout")] = False,
+) -> None:
+    """Watch until SIGTERM or Ctrl-C."""
+    if stall_s <= 0 or poll_s <= 0:
+        _fail("--stall-s and --poll-s must be above 0")
+    try:
+        whole = fleet.load(fleet_file)
+        chosen = [whole.one(name) for name in deployment] if deployment else list(whole.deployment.values())
+    except fleet.FleetError as error:
+        _fail(str(error))
+    stop, interrupted = threading.Event(), threading.Event()
+    events: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def emit(event: dict[str, Any]) -> None:
+        with lock:
+            events[event["event"]] += 1
+            if as_json:
+                print(json.dumps(event), flush=True)
+            else:
+                print(_line(event), file=sys.stderr, flush=True)
+
+    def on_signal(number: int, _frame: object) -> None:
+        if number == signal.SIGINT:
+            interrupted.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    watches: list[daemon.Watch] = []
+    server = None
+    if status_port is not None:
+        try:
+            server = StatusServer(status_port, lambda: [watch.status for watch in watches], events)
+        except OSError as error:
+            _fail(f"--status-port: {status_port}: {error.strerror}")
+        print(f"status on http://127.0.0.1:{server.port}/", file=sys.stderr, flush=True)
+    options = daemon.Options(Limits(stall_s), poll_s, state_dir, bundle_dir, native)
+    # The watches run in threads of their own: the main thread must stay free for signals.
+    worker = threading.Thread(target=daemon.run, args=(whole, chosen, options, emit, stop, watches))
+    worker.start()
+    while worker.is_alive():
+        worker.join(0.5)
+    if server is not None:
+        server.close()
+    raise typer.Exit(ExitCode.INTERRUPTED if interrupted.is_set() else ExitCode.DONE)
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="a case folder or a bundle")],
+    as_json: Annotated[bool, typer.Option("--json", help="the verdict as one JSON object")] = False,
+    fail_on_verdict: Annotated[bool, typer.Option("--fail-on-verdict", help="exit 9 when a wedge, a crash or corruption is found")] = False,
+) -> None:
+    """Judge recorded evidence by the same rules as a live server."""
+    try:
+        verdict = casefolder.judge(folder)
+    except casefolder.CaseError as error:
+        _fail(str(error))
+    print(json.dumps(verdict.to_json(), indent=2) if as_json else _told(verdict))
+    raise typer.Exit(ExitCode.FOUND if fail_on_verdict and verdict.verdict.is_alarm else ExitCode.DONE)
+
+
+@app.command()
+def status(url: Annotated[str, typer.Option("--url", help="where `run --status-port` serves")]) -> None:
+    """Print what a running monitor sees, as JSON."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            print(json.dumps(json.load(answer), indent=2))
+    except (OSError, ValueError) as error:
+        _fail(f"{url}: {getattr(error, 'reason', None) or error}", ExitCode.UNREACHABLE)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    try:
+        print(metadata.version("lastbatch"))
+    except metadata.PackageNotFoundError:
+        print("not installed")
+
+
+def _fail(text: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
+    print(f"hang-monitor: {text}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _line(event: dict[str, Any]) -> str:
+    kept = {
+        key: value for key, value in event.items() if key not in ("event", "utc", "mono_s", "deployment", "evidence", "missing", "ranks")
+    }
+    return f"{event['utc']} {event.get('deployment', '')} {event['event']}: " + ", ".join(f"{key}={value}" for key, value in kept.items())
+
+
+def _told(verdict: Verdict) -> str:
+    lines = [f"{verdict.verdict.value}  (confidence {verdict.confidence:.2f})"]
+    for item in verdict.evidence:
+        where = item.cite.artefact + (f":{item.cite.line}" if item.cite.line else "")
+        lines.append(f"  {'for    ' if item.supports else 'against'}  {item.text}  [{where}]")
+    lines += [f"  suspect  {suspect}" for suspect in verdict.suspects]
+    lines += [f"  missing  {gap.what}: {gap.reason}" for gap in verdict.missing]
+    return "\n".join([*lines, f"  runbook  {verdict.runbook}"])
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The always-on loop: look, judge, and on a stall or a crash capture, classify, page. One Watch a deployment.
+
+Everything it does leaves as an event (a plain dictionary) through ``emit``: the command line prints them, the status
+page counts them, tests read them. The capture runs beside the loop, so that a server which recovers meanwhile is seen.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from monitors import fleet, page
+from monitors.capture import bundle
+from monitors.capture.manifest import utc
+from monitors.judge import incidents
+from monitors.judge.incidents import Book, Decision
+from monitors.judge.progress import Judgement, Limits, Memory, State, advance
+from monitors.judge.verdict import Verdict
+from monitors.lookout import Look, Lookout
+
+Emit = Callable[[dict[str, Any]], None]
+_CRASH_BUDGET_S = 30.0
+_GAP_AGAIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """``bundle_root`` replaces the fleet file's place for bundles."""
+
+    limits: Limits = field(default_factory=Limits)
+    poll_s: float = 0.5
+    state_dir: Path | None = None
+    bundle_root: Path | None = None
+    native: bool = False
+
+
+class Watch:
+    """Watches one deployment. ``turn`` is one look and what follows from it; ``close`` waits for a running capture."""
+
+    def __init__(self, whole: fleet.Fleet, deployment: fleet.Deployment, options: Options, emit: Emit) -> None:
+        self.deployment = deployment
+        self._fleet = whole
+        self._options = options
+        self._emit_to = emit
+        self._lookout = Lookout(deployment)
+        self._memory = Memory()
+        self._state_file = (options.state_dir or fleet.state_root() / "monitor") / f"{deployment.name}.json"
+        self._book = _read_book(self._state_file)
+        self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
+        self._job: concurrent.futures.Future[bundle.Captured] | None = None
+        self._suspicion: dict[str, Any] | None = None
+        self._gaps: dict[str, float] = {}
+        self._loading_since: float | None = None
+        self._overdue = False
+        self.status: dict[str, Any] = {"deployment": deployment.name, "state": State.unknown.value}
+
+    def turn(self) -> Judgement:
+        """One look. Never raises for what happens to the server or to a node."""
+        look = self._lookout.look()
+        self._memory, judgement = advance(previous := self._memory, look.sample, self._options.limits)
+        self._tell_gaps(look)
+        if judgement.changed:
+            self._emit(
+                "state",
+                state=judgement.state.value,
+                previous=previous.state.value,
+                held=judgement.held,
+                quiet_s=round(judgement.quiet_s, 2),
+            )
+        self._boot_deadline(judgement, look.sample.mono_s)
+        self._suspect(judgement, previous, look)
+        self._book, decision = incidents.decide(self._book, judgement, look.sample, time.time())
+        if decision is not Decision.none:
+            self._act(decision, judgement, look)
+            self._keep_book()
+        self._finish_capture()
+        self.status = {
+            "deployment": self.deployment.name, "state": judgement.state.value, "held": judgement.held, "quiet_s": round(judgement.quiet_s, 2),
+            "incident": self._book.to_json()["open"], "gaps": list(look.gaps), "looked_utc": utc(),
+        }  # fmt: skip
+        return judgement
+
+    def close(self, *, deadline_s: float = 120.0) -> None:
+        if self._job is not None:
+            concurrent.futures.wait([self._job], timeout=deadline_s)
+            self._finish_capture()
+        self._capturing.shutdown(wait=False, cancel_futures=True)
+        self._lookout.close()
+
+    # What a decision leads to.
+
+    def _act(self, decision: Decision, judgement: Judgement, look: Look) -> None:
+        opened = self._book.open
+        if decision is Decision.declare_wedge:
+            last = utc(time.time() - judgement.quiet_s)
+            self._emit("stall_declared", quiet_s=round(judgement.quiet_s, 2), stall_s=self._options.limits.stall_s, held=judgement.held,
+                       last_progress_utc=last, incident=opened.key if opened else "")  # fmt: skip
+            seen = {
+                "state": judgement.state.value,
+                "stalled_s": round(judgement.quiet_s, 2),
+                "held": judgement.held,
+                "last_progress_utc": last,
+            }
+            self._capture("wedge", bundle.budget(self.deployment, judgement.quiet_s), seen)
+        elif decision is Decision.declare_crash:
+            self._emit("crash_declared", ends=len(self._book.ends), notices=[notice.text for notice in look.notices][:5])
+            self._capture("crash", _CRASH_BUDGET_S, {"state": judgement.state.value, "ended": True, "ends": len(self._book.ends)})
+        else:
+            self._emit(decision.value, quiet_s=round(judgement.quiet_s, 2))
+
+    def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any]) -> None:
+        if self._job is not None:
+            self._emit("error", text=f"a capture is still running; no second one is taken for this {reason}")
+            return
+        self._job = self._capturing.submit(
+            bundle.capture, self.deployment, reason=reason, budget_s=budget_s, root=self._options.bundle_root, native=self._options.native,
+            progress=seen, suspicion=self._suspicion, fleet_text=_text_of(self._fleet.path), remotes=self._lookout.remotes,
+        )  # fmt: skip
+
+    def _finish_capture(self) -> None:
+        if self._job is None or not self._job.done():
+            return
+        job, self._job = self._job, None
+        opened = self._book.open
+        try:
+            taken = job.result()
+        except Exception as error:  # the monitor's own failure is told and paged; it never ends the watch
+            self._emit("error", text=f"the capture failed: {type(error).__name__}: {error}")
+            self._page("hang_unknown", f"The capture failed: {error}", opened)
+            return
+        self._emit("captured", bundle=str(taken.folder), seconds=round(taken.seconds, 2), items=len(taken.items) - len(taken.gaps),
+                   gaps=[f"{gap.probe}: {gap.reason}" for gap in taken.gaps])  # fmt: skip
+        self._emit("verdict", bundle=str(taken.folder), **taken.verdict.to_json())
+        if opened is not None:
+            self._book = replace(self._book, open=replace(opened, bundle=str(taken.folder), verdict=taken.verdict.verdict.value))
+        if taken.verdict.verdict.is_alarm:
+            self._page(taken.verdict.verdict.value, _body(self.deployment, taken.verdict, taken.folder), opened)
+        else:
+            self._emit("page", page_sent=None, reason=f"{taken.verdict.verdict.value} is recorded and pages nobody")
+        self._keep_book()
+
+    def _page(self, verdict: str, body: str, opened: incidents.Incident | None) -> None:
+        key = incidents.page_key(opened, verdict) if opened else f"recovered:{verdict}"
+        if not incidents.page_due(self._book, key, time.time()):
+            self._emit("page", page_sent=None, reason="this incident has been paged already")
+            return
+        title = f"{self.deployment.name}: {verdict}"
+        result = page.send(self._fleet.page.urls, title, body)
+        if result.sent:
+            self._book = incidents.with_page(self._book, key, time.time())
+        self._emit("page", page_sent=result.sent, reason=result.reason, title=title)
+
+    # What is only told.
+
+    def _suspect(self, judgement: Judgement, previous: Memory, look: Look) -> None:
+        if judgement.suspicious and self._suspicion is None:
+            self._suspicion = {"utc": utc(), "quiet_s": round(judgement.quiet_s, 2), "held": judgement.held, "ranks": _light(look)}
+            self._emit("suspicion", **{k: v for k, v in self._suspicion.items() if k != "utc"})
+        elif self._suspicion is not None and judgement.quiet_s == 0 and judgement.state is not State.unknown:
+            if previous.state is not State.stalled:
+                self._emit("silence_ended", quiet_s=round(previous.quiet_s, 2))
+            self._suspicion = None
+
+    def _boot_deadline(self, judgement: Judgement, now: float) -> None:
+        if judgement.state is not State.loading:
+            self._loading_since, self._overdue = None, False
+            return
+        self._loading_since = now if self._loading_since is None else self._loading_since
+        if not self._overdue and now - self._loading_since > self.deployment.boot_deadline_s:
+            self._overdue = True
+            self._emit("boot_overdue", loading_s=round(now - self._loading_since, 1), boot_deadline_s=self.deployment.boot_deadline_s)
+
+    def _tell_gaps(self, look: Look) -> None:
+        """A gap is told when it appears and once a minute while it lasts."""
+        now = time.monotonic()
+        for text in look.gaps:
+            if now - self._gaps.get(text, -1e9) >= _GAP_AGAIN_S:
+                self._gaps[text] = now
+                self._emit("gap", text=text)
+        self._gaps = {text: at for text, at in self._gaps.items() if text in look.gaps}
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        self._emit_to({"event": event, "deployment": self.deployment.name, "utc": utc(), "mono_s": round(time.monotonic(), 3), **fields})
+
+    def _keep_book(self) -> None:
+        try:
+            self._state_file.parent.mkdir(parents=True, exist_ok=True)
+            scratch = self._state_file.with_suffix(".part")
+            scratch.write_text(json.dumps(self._book.to_json(), indent=1))
+            scratch.replace(self._state_file)
+        except OSError as error:
+            self._emit("error", text=f"{self._state_file}: {error.strerror}; a monitor that is started again may page once more")
+
+
+def run(whole: fleet.Fleet, deployments: list[fleet.Deployment], options: Options, emit: Emit, stop: threading.Event,
+        watches: list[Watch] | None = None) -> None:  # fmt: skip
+    """Watch until ``stop`` is set. ``watches`` is filled for a status page to read."""
+    made = watches if watches is not None else []
+    made.extend(Watch(whole, deployment, options, emit) for deployment in deployments)
+    for watch in made:
+        if watch.deployment.on_wedge.action != "page":
+            emit({"event": "notice", "deployment": watch.deployment.name, "utc": utc(),
+                  "text": f"on_wedge.action = {watch.deployment.on_wedge.action!r} is not carried out by this version: it pages"})  # fmt: skip
+    threads = [
+        threading.Thread(target=_loop, args=(watch, options.poll_s, emit, stop), name=f"watch-{watch.deployment.name}") for watch in made
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _loop(watch: Watch, poll_s: float, emit: Emit, stop: threading.Event) -> None:
+    try:
+        while not stop.is_set():
+            started = time.monotonic()
+            try:
+                watch.turn()
+            except Exception as error:  # a fault of ours is told and the watch goes on: a dead monitor helps nobody
+                emit({"event": "error", "deployment": watch.deployment.name, "utc": utc(), "text": f"{type(error).__name__}: {error}"})
+            stop.wait(max(0.05, poll_s - (time.monotonic() - started)))
+    finally:
+        watch.close()
+
+
+def _read_book(path: Path) -> Book:
+    try:
+        return Book.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Book()  # none yet, or cut by a full disk: at worst one page is sent twice
+
+
+def _light(look: Look) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "phase": box.snapshot.host.phase.name, "device": box.snapshot.device.state.name, "step": box.snapshot.host.step,
+         "enqueued": box.snapshot.device.enqueued, "completed": box.snapshot.device.completed, "process": box.state}
+        for rank, box in sorted(look.boxes.items())
+    ]  # fmt: skip
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text() if path else ""
+    except OSError:
+        return ""
+
+
+def _body(deployment: fleet.Deployment, verdict: Verdict, folder: Path) -> str:
+    lines = [f"{verdict.verdict.value} (confidence {verdict.confidence:.2f}) on {deployment.name}, {os.uname().nodename}"]
+    lines += [f"suspect: {suspect}" for suspect in verdict.suspects[:4]]
+    lines += [f"- {item.text}" for item in verdict.evidence if item.supports][:6]
+    lines += [f"runbook: {verdict.runbook}", f"bundle: {folder}"]
+    return "\n".join(lines)
