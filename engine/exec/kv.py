@@ -9,7 +9,7 @@ class KVPool:
     """Keys and values of every layer: ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads_local, head_dim].
 
     Slot ``page * page_size + offset`` holds one token. On a CPU memory is taken from the system when a page is first
-    written.
+    written. The layers lie ``layer_bytes`` apart.
     """
 
     def __init__(self, layers: int, pages: int, page_size: int, kv_heads_local: int, head_dim: int, dtype: torch.dtype,
@@ -25,6 +25,7 @@ class KVPool:
         self.head_dim = head_dim
         self.dtype = dtype
         shape = (layers, pages * page_size, kv_heads_local, head_dim)
+        self.layer_bytes = shape[1] * shape[2] * shape[3] * dtype.itemsize
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self.keys: tuple[torch.Tensor, ...] = tuple(self._keys.unbind(0))

@@ -14,8 +14,10 @@ from engine.exec.kv import KVPool
 from engine.model.decoder import Decoder
 from engine.model.hf_config import ModelConfig, read_config
 from engine.model.loader import load_weights
+from engine.model.native_ops import NativeOps
 from engine.model.ops import Ops, TorchOps
 from engine.model.shard import Shard
+from engine.native import kernels
 from engine.parallel.group import Group
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,7 +58,8 @@ def load_model(folder: Path | str, *, dtype: str | torch.dtype = "auto", group: 
 
 def _decoder(config: ModelConfig, shard: Shard, device: torch.device, dtype: torch.dtype, folder: Path, group: Group) -> Model:
     weights = load_weights(folder, config, shard, dtype, device)
-    ops: Ops = TorchOps(config, shard, weights, group)
+    library = kernels.load() if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) else None
+    ops: Ops = NativeOps(library, config, shard, weights, group) if library else TorchOps(config, shard, weights, group)
     return Decoder(config, shard, weights, group, ops)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 _SOURCES = Path(__file__).parent
 _COMPILE_TIMEOUT_S = 120.0
-_BASE_FLAGS = ("-O3", "-fPIC", "-shared", "-std=gnu11", "-Wall", "-Werror=implicit-function-declaration")
+_BASE_FLAGS = ("-O3", "-fPIC", "-shared", "-std=gnu11", "-Wall", "-Wno-psabi", "-Werror=implicit-function-declaration")
 _LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("avx512-bf16", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"),
      ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx2", "-mfma")),

@@ -1,0 +1,180 @@
+"""How the layers of a decoder run on a CPU, with the kernels of engine/native/kernels.c.
+
+Steps of few tokens run whole layers in C (with several ranks: half layers, between collectives). Larger steps take
+their matrix products from torch, whose oneDNN blocks them for the cache from weights that were laid out for it once,
+and the rest from C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from engine.exec.batch import ForwardBatch
+from engine.exec.kv import KVPool
+from engine.model.hf_config import ModelConfig
+from engine.model.layers import add_norm
+from engine.model.loader import LayerWeights, Weights
+from engine.model.rope import rope_table
+from engine.model.shard import Shard
+from engine.native import build
+from engine.native.kernels import LayerStruct, ModelStruct, StepStruct
+from engine.parallel.group import Group
+
+_PACK_ROWS_HINT = 32
+_MATRICES = ("qkv", "o", "gate_up", "down")
+
+
+class NativeOps:
+    """For f32 and bf16. Not for several threads at once: buffers are kept between steps."""
+
+    def __init__(self, library: ctypes.CDLL, config: ModelConfig, shard: Shard, weights: Weights, group: Group) -> None:
+        self._library = library
+        self._config = config
+        self._weights = weights
+        self._group = group
+        self._dtype = weights.embed.dtype
+        self._widths = _widths(config, shard)
+        self._table = rope_table(config.rope, config.head_dim, config.context)
+        self._layers = (LayerStruct * config.layers)(*(_layer(w, window) for w, window in zip(weights.layers, config.windows, strict=True)))
+        self._model = ModelStruct(
+            ctypes.addressof(self._layers), self._table.data_ptr(), config.hidden, len(shard.heads), len(shard.kv_heads), config.head_dim,
+            len(shard.inner), self._dtype is torch.bfloat16, config.rms_eps, 1 / math.sqrt(config.head_dim),
+        )  # fmt: skip
+        self._few = _few_tokens(self._dtype)
+        self._packed = _pack(weights) if self._dtype is torch.bfloat16 else None
+        self._scratch: dict[str, torch.Tensor] = {}
+
+    def run_layers(self, hidden: torch.Tensor, batch: ForwardBatch, kv: KVPool, on_layer: Callable[[int], None] | None) -> torch.Tensor:
+        tokens = len(batch.tokens)
+        starts = torch.tensor([0, *itertools.accumulate(batch.query_lens)], dtype=torch.int32)
+        lengths = torch.tensor(batch.kv_lens, dtype=torch.int32)
+        tables = batch.page_tables.contiguous()
+        buffers = {name: self._buffer(name, tokens) for name in self._widths}
+        step = StepStruct(
+            tokens, len(batch.query_lens), tables.shape[1], batch.page_size, batch.positions.data_ptr(), batch.slots.data_ptr(),
+            tables.data_ptr(), starts.data_ptr(), lengths.data_ptr(), kv.keys[0].data_ptr(), kv.values[0].data_ptr(), kv.layer_bytes,
+            hidden.data_ptr(), *(buffer.data_ptr() for buffer in buffers.values()), 0, 0,
+        )  # fmt: skip
+        if tokens <= self._few:
+            return self._run_few(step, buffers["delta"], on_layer)
+        return self._run_many(step, buffers, on_layer)
+
+    def _run_few(self, step: StepStruct, delta: torch.Tensor, on_layer: Callable[[int], None] | None) -> torch.Tensor:
+        count, model, at = self._config.layers, ctypes.byref(self._model), ctypes.byref(step)
+        if self._group.world == 1:
+            if on_layer is not None:
+                on_layer(0)
+            self._library.lastbatch_layers(model, at, 0, count)
+            return delta
+        for layer in range(count):
+            if on_layer is not None:
+                on_layer(layer)
+            self._library.lastbatch_attention_half(model, at, layer)
+            self._group.all_reduce(delta)
+            self._library.lastbatch_mlp_half(model, at, layer)
+            self._group.all_reduce(delta)
+            step.has_delta = 1
+        return delta
+
+    def _run_many(self, step: StepStruct, buffers: dict[str, torch.Tensor], on_layer: Callable[[int], None] | None) -> torch.Tensor:
+        model, at, library = ctypes.byref(self._model), ctypes.byref(step), self._library
+        delta = buffers["delta"]
+        for index, layer in enumerate(self._weights.layers):
+            if on_layer is not None:
+                on_layer(index)
+            library.lastbatch_norm(model, at, layer.input_norm.data_ptr())
+            qkv = self._linear(buffers["normed"], index, "qkv")
+            step.qkv = qkv.data_ptr()
+            library.lastbatch_attention(model, at, index)
+            delta = self._linear(buffers["attended"], index, "o")
+            self._group.all_reduce(delta)
+            step.delta, step.has_delta = delta.data_ptr(), 1
+            library.lastbatch_norm(model, at, layer.post_norm.data_ptr())
+            gate_up = self._linear(buffers["normed"], index, "gate_up")
+            step.gate_up = gate_up.data_ptr()
+            library.lastbatch_silu_mul(model, at)
+            delta = self._linear(buffers["act"], index, "down")
+            self._group.all_reduce(delta)
+            step.delta = delta.data_ptr()
+        return delta
+
+    def _linear(self, x: torch.Tensor, index: int, name: str) -> torch.Tensor:
+        layer = self._weights.layers[index]
+        bias = None if name == "o" and layer.o_bias is None else getattr(layer, f"{name}_bias")
+        if self._packed is None:
+            return F.linear(x, getattr(layer, name), bias)
+        return _packed_linear(x, self._packed[index][name], bias)
+
+    def _buffer(self, name: str, tokens: int) -> torch.Tensor:
+        """[tokens, width], kept from step to step and grown when needed."""
+        width = self._widths[name]
+        held = self._scratch.get(name)
+        if held is None or held.shape[0] < tokens:
+            held = self._scratch[name] = torch.empty((tokens, width), dtype=self._dtype)
+        return held[:tokens]
+
+    def add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return add_norm(residual, delta, weight, self._config.rms_eps)
+
+    def head(self, normed: torch.Tensor) -> torch.Tensor:
+        head = self._weights.head
+        if len(normed) > self._few:
+            return _packed_linear(normed, self._packed[-1]["head"], None).float() if self._packed else F.linear(normed, head)
+        logits = torch.empty((len(normed), len(head)), dtype=torch.float32)
+        self._library.lastbatch_head(
+            ctypes.byref(self._model), normed.data_ptr(), len(normed), head.shape[1], head.data_ptr(), len(head), logits.data_ptr()
+        )
+        return logits
+
+    def paths(self) -> dict[str, str]:
+        kernels = build.paths()["kernels"]
+        many = "oneDNN, weights laid out once" if self._packed else "torch"
+        return {"linear": f"{kernels} up to {self._few} tokens, then {many}", "attention": f"paged, {kernels}", "layers": kernels}
+
+
+def _widths(config: ModelConfig, shard: Shard) -> dict[str, int]:
+    """Columns of each buffer, in the order of StepStruct's fields."""
+    heads, kv_heads, inner = len(shard.heads), len(shard.kv_heads), len(shard.inner)
+    return {
+        "delta": config.hidden,
+        "normed": config.hidden,
+        "qkv": (heads + 2 * kv_heads) * config.head_dim,
+        "attended": heads * config.head_dim,
+        "gate_up": 2 * inner,
+        "act": inner,
+    }
+
+
+def _layer(weights: LayerWeights, window: int) -> LayerStruct:
+    names = [name for name, _ in LayerStruct._fields_[:-1]]
+    tensors = [getattr(weights, name) for name in names]
+    return LayerStruct(*(None if tensor is None else tensor.data_ptr() for tensor in tensors), window)
+
+
+def _few_tokens(dtype: torch.dtype) -> int:
+    """Up to how many tokens the products in C are at least as fast as torch's."""
+    if dtype is torch.float32 or not build.cpu_has("avx512_bf16"):
+        return 2
+    return 3 if build.cpu_has("amx_bf16") else 16
+
+
+def _pack(weights: Weights) -> list[dict[str, torch.Tensor]]:
+    """Each layer's matrices, then the head, as oneDNN wants them: a second copy of the weights."""
+    matrices = [{name: getattr(layer, name) for name in _MATRICES} for layer in weights.layers]
+    return [{name: _reorder(matrix) for name, matrix in group.items()} for group in (*matrices, {"head": weights.head})]
+
+
+def _reorder(matrix: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, _PACK_ROWS_HINT)
+    return found
+
+
+def _packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return found
