@@ -64,7 +64,7 @@ MUTANTS = (
            "        self.memory.release(request.kv, request.tokens, self._launched_step, keep=False)\n        self._drop(request)",
            "        self._drop(request)", "tests/engine/test_scheduler.py"),
     Mutant("abort-keeps-ranks", "ranks forget an aborted request", "engine/scheduler/scheduler.py",
-           "        if request.entered:\n            self._leaves.append(request.rid)\n\n", "\n", "tests/engine/test_scheduler.py"),
+           "        if request.entered:\n            self._leaves.append(request.rid)\n        if request.grammar", "        if request.grammar", "tests/engine/test_scheduler.py"),
     Mutant("retract-drops", "a retracted request goes back to the queue", "engine/scheduler/scheduler.py",
            "        self.queues.waiting.appendleft(request)\n\n    def _count", "\n    def _count", "tests/engine/test_scheduler.py"),
     Mutant("plan-past-a-full-pool", "a full pool is planned for only when all results are in", "engine/scheduler/batching.py",

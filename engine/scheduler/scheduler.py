@@ -115,7 +115,7 @@ class Scheduler:
             for request in [r for r in self.queues.compiling.values() if r.grammar == done.key]:
                 del self.queues.compiling[request.rid]
                 if done.ok:
-                    self._box.counters["grammar_compiles"] += 1
+                    self._box.counters["grammar_compiles"] += 1  # of requests, cached or not
                     self._enqueue(request)
                 else:
                     self._box.counters["grammar_failures"] += 1
@@ -234,6 +234,8 @@ class Scheduler:
         del self._requests[request.rid]
         if request.entered:
             self._leaves.append(request.rid)
+        if request.grammar and self._grammar is not None:
+            self._grammar.forget(request.grammar)
 
     def _retract(self, request: Request) -> None:
         self._box.event(EventKind.retract, a=request_hash(request.rid), b=request.kv.kv_len)

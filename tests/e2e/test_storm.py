@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def body(rng: random.Random) -> dict[str, Any]:
     kind = rng.randrange(6)
-    asked: dict[str, Any] = {"prompt": "tell me " * rng.randrange(1, 12), "max_tokens": rng.randrange(1, 60), "ignore_eos": True,
+    asked: dict[str, Any] = {"prompt": "tell me " * rng.randrange(1, 12), "max_tokens": rng.randrange(1, 140), "ignore_eos": True,
                              "temperature": rng.choice([0, 0.8]), "seed": rng.randrange(99)}  # fmt: skip
     if kind == 0:
         asked["prompt"] = "a long story " * rng.randrange(10, 30)
@@ -77,7 +77,7 @@ async def send(client: httpx.AsyncClient, asked: dict[str, Any], rng: random.Ran
 
 @pytest.mark.parametrize("loop", [(), ("--disable-overlap-schedule",)], ids=["overlap", "sequential"])
 def test_all_are_answered_or_cleanly_refused_and_no_page_is_lost(model: Path, tmp_path: Path, loop: tuple[str, ...]) -> None:
-    args = ("--max-total-tokens", "1024", "--max-running-requests", "12", "--chunked-prefill-size", "64", "--context-length", "512",
+    args = ("--max-total-tokens", "640", "--max-running-requests", "12", "--chunked-prefill-size", "64", "--context-length", "512",
             "--max-queued-requests", "150", "--speculative-algorithm", "NGRAM", *loop)  # fmt: skip
     with serving(model, tmp_path, *args) as served:
         ends = asyncio.run(storm(served))
