@@ -39,8 +39,10 @@ class Answer:
         return "error" if self.data is None else "partial"
 
     def envelope(self) -> Mapping[str, Any]:
-        errors = [vars(problem) for problem in self.errors]
-        return {"schema": SCHEMA, "command": self.command, "status": self.status, "exit_code": int(self.exit_code), "data": self.data, "errors": errors}  # fmt: skip
+        return {
+            "schema": SCHEMA, "command": self.command, "status": self.status, "exit_code": int(self.exit_code), "data": self.data,
+            "errors": [vars(problem) for problem in self.errors],
+        }  # fmt: skip
 
 
 @dataclass

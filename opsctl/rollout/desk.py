@@ -79,14 +79,14 @@ class Desk:
 
     # Asking.
 
-    def plan(self, wish: Wish) -> Plan:
-        """Raises Refused."""
+    def plan(self, wish: Wish, *, predicts: bool = True) -> Plan:
+        """Raises Refused. Without ``predicts`` the engine is not asked for digests."""
         problems = list(wish.times.problems())
         try:
             for manager in self.target.managers:
                 problems += manager.preflight()
             made = plan.make(self.deployment.name, self.target.managers, wish.edits, wish.env, wish.times,
-                             predicts=self.target.speaks_digest, reason=wish.reason, incident=wish.incident)  # fmt: skip
+                             predicts=predicts and self.target.speaks_digest, reason=wish.reason, incident=wish.incident)  # fmt: skip
         except flags.EditError as error:
             raise Refused(ExitCode.USAGE, str(error)) from error
         except Unreachable as error:
@@ -159,7 +159,7 @@ class Desk:
             baseline = self._baseline(made)
             if not agree(made):
                 raise Refused(ExitCode.USAGE, "not agreed to; nothing was changed", "say yes, or give --yes")
-            if self.plan(wish).digest != made.digest:
+            if self.plan(wish, predicts=False).digest != made.digest:
                 raise Refused(ExitCode.USAGE, "the services changed while the plan was being read", "plan again")
             stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
             entry = self._journal(self.folder / f"{stamp}-{secrets.token_hex(3)}.jsonl")

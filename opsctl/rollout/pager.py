@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from opsctl.rollout.result import Page
@@ -16,11 +17,19 @@ class UrlPager:
     def page(self, title: str, body: str, key: str) -> Page:
         if not self._urls:
             return Page(False, "the fleet file names no page.urls")
-        import apprise  # 40 ms, and only needed when something went wrong
+        try:
+            return _notify(self._urls, title, f"{body}\n[{key}]")
+        except Exception as error:  # a broken pager must not break the revert that it tells of
+            return Page(False, f"{type(error).__name__}: {error}")
+
+
+def _notify(urls: Sequence[str], title: str, body: str) -> Page:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of modules that apprise imports when it first parses a URL
+        import apprise  # slow, and only needed when something went wrong
 
         desk = apprise.Apprise()
-        for url in self._urls:
-            if not desk.add(url):
-                return Page(False, "page.urls: one of them is no apprise URL")
-        sent = desk.notify(title=title, body=f"{body}\n[{key}]")
-        return Page(True) if sent else Page(False, "the pager's service did not take it")
+        unknown = [number for number, url in enumerate(urls) if not desk.add(url)]
+    if unknown:
+        return Page(False, f"page.urls[{unknown[0]}] is no apprise URL")
+    return Page(True) if desk.notify(title=title, body=body) else Page(False, "the pager's service did not take it")

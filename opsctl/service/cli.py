@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Run services under the embedded su
 NAME = typer.Argument(help="The service: NAME.toml in the services folder.")
 SERVICES = typer.Option("", "--services", help="Folder of service definitions. [default: $OPSCTL_SERVICES, else the user's configuration]")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
+INVOCATION = typer.Option("", "--invocation", help="Of which start. [default: the last]")
 DEADLINE = typer.Option(720.0, "--deadline-s", help="How long to wait for it, in seconds.")
 
 
@@ -31,7 +32,8 @@ def _service(session: Session, services: str, name: str) -> EmbeddedService:
 def _show(session: Session, command: str, service: EmbeddedService, as_json: bool) -> None:
     found = service.snapshot()
     data = {"name": service.name, **msgspec.to_builtins(found), "argv": list(service.argv()), "run_dir": service.run_dir()}
-    text = f"{service.name}: {found.state}, main process {found.main_pid or '-'}, invocation {found.invocation_id or '-'}, restarts {found.restarts}, {found.result}"
+    start = f"main process {found.main_pid or '-'}, invocation {found.invocation_id or '-'}"
+    text = f"{service.name}: {found.state}, {start}, restarts {found.restarts}, {found.result}"
     session.show(Answer(command, data, text), as_json=as_json)
 
 
@@ -74,8 +76,7 @@ def status(context: typer.Context, name: str = NAME, services: str = SERVICES, a
 
 
 @app.command()
-def log(context: typer.Context, name: str = NAME, services: str = SERVICES, invocation: str = typer.Option("", help="Of this start. [default: the last]"),
-        as_json: bool = JSON) -> None:  # fmt: skip
+def log(context: typer.Context, name: str = NAME, services: str = SERVICES, invocation: str = INVOCATION, as_json: bool = JSON) -> None:
     """Print the lines of one start, the supervisor's own among them."""
     session: Session = context.obj
     service = _service(session, services, name)

@@ -1,0 +1,199 @@
+"""A small real server that speaks the bundled engine's contract and boots in milliseconds.
+
+``serve ARGS`` takes the engine's own flags (they make the digest, as they do there) and some that make trouble:
+
+    --fail-at-boot       a traceback and exit 1 before it is ready
+    --never-ready        it loads for ever
+    --crash-after N      it dies at the N-th completion, with a traceback
+    --crash-exit N       with this status
+    --crash-sequential   it dies at its first completion when --disable-overlap-schedule is set
+    --garbage            healthy, and every answer is one character
+    --deaf               healthy, and no completion is ever answered
+    --split-rank N       rank N runs with another configuration
+    --no-box N           rank N keeps no black box
+    --poison PATH        it creates PATH and dies at boot
+    --dies-of PATH       it dies at boot when PATH exists
+
+``config --json -- ARGS`` prints the digest of the arguments. With ``--nnodes 2 --node-rank 1`` it is the second node of
+a group: no HTTP, only its ranks' black boxes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine import blackbox, config
+
+INVOCATION = os.environ.get("INVOCATION_ID", "0" * 32)
+
+
+def troubles(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--fail-at-boot", "--never-ready", "--crash-sequential", "--garbage", "--deaf"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--crash-after", type=int, default=0)
+    parser.add_argument("--crash-exit", type=int, default=1)
+    parser.add_argument("--split-rank", type=int, default=-1)
+    parser.add_argument("--no-box", type=int, default=-1)
+    parser.add_argument("--poison", default="")
+    parser.add_argument("--dies-of", default="")
+    return parser.parse_known_args(args)
+
+
+def notify(text: str) -> None:
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(text.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+class Served:
+    """What the handlers share."""
+
+    def __init__(self, settings: config.Settings, trouble: argparse.Namespace) -> None:
+        self.settings, self.trouble = settings, trouble
+        self.lock = threading.Lock()
+        self.completions = 0
+        self.tokens = 0
+
+    def complete(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        trouble = self.trouble
+        with self.lock:
+            self.completions += 1
+            number = self.completions
+        if trouble.deaf:
+            time.sleep(3600)
+        sequential = trouble.crash_sequential and self.settings.scheduler.disable_overlap_schedule
+        if sequential or (trouble.crash_after and number >= trouble.crash_after):
+            die(trouble.crash_exit)
+        prompt = next(m["content"] for m in reversed(body["messages"]) if m["role"] == "user")
+        shape = (body.get("response_format") or {}).get("type", "text")
+        refused = shape != "text" and self.settings.grammar.backend == "none"
+        status = 400 if refused else 200
+        sha = hashlib.sha256(prompt.encode()).hexdigest()[:8]
+        print(f"req rid=r{number} caller=test shape={shape} prompt_sha={sha} status={status} in=5 out=7 finish=stop", flush=True)
+        if refused:
+            return 400, {"error": {"message": "Grammar-based generation is not supported"}}
+        with self.lock:
+            self.tokens += 7
+        text = "!" * 24 if trouble.garbage else f"One, two, three. I was asked {len(prompt)} characters."
+        return 200, {
+            "model": "contract", "system_fingerprint": f"lb-{self.settings.digest[:12]}-{INVOCATION[:8]}",
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        }  # fmt: skip
+
+    def info(self) -> dict[str, Any]:
+        ranks = [{"rank": rank, "dp": 0, "pp": 0, "tp": rank, "ep": 0, "node": self.settings.node_of(rank), "pid": os.getpid(),
+                  "config_digest": self.settings.digest} for rank in range(self.settings.parallel.tp)]  # fmt: skip
+        return {"version": "0", "config": self.settings.declared(), "config_digest": self.settings.digest, "invocation_id": INVOCATION,
+                "ranks": ranks, "paths": {}}  # fmt: skip
+
+
+def die(status: int) -> None:
+    """As an engine dies whose decode raised: the traceback, then the whole process."""
+    try:
+        raise TypeError("unsupported operand type(s) for +: 'NoneType' and 'int'")
+    except TypeError:
+        import traceback
+
+        print(traceback.format_exc(), end="", file=sys.stderr, flush=True)
+    os._exit(status)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    served: Served
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._json(200, {})
+        elif self.path == "/v1/models":
+            self._json(200, {"data": [{"id": "contract"}]})
+        elif self.path == "/server_info":
+            self._json(200, self.served.info())
+        elif self.path == "/metrics":
+            self._text(200, f'lastbatch:generation_tokens_total{{rank="0"}} {self.served.tokens}\n')
+        else:
+            self._json(404, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._json(*self.served.complete(body))
+
+    def _json(self, status: int, body: dict[str, Any]) -> None:
+        self._text(status, json.dumps(body))
+
+    def _text(self, status: int, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def write_boxes(settings: config.Settings, trouble: argparse.Namespace) -> None:
+    folder = config.run_directory(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    other = dataclasses.replace(settings, scheduler=dataclasses.replace(settings.scheduler, max_running_requests=7))
+    for rank in settings.local_ranks:
+        if rank != trouble.no_box:
+            digest = (other if rank == trouble.split_rank else settings).digest
+            header = blackbox.Header(os.getpid(), rank, settings.parallel.tp, digest, INVOCATION, tp=rank, node=settings.parallel.node_rank)
+            blackbox.BlackBox(folder / f"rank-{rank}.box", header, settings.declared_json()).close()
+
+
+def serve(args: list[str]) -> int:
+    trouble, rest = troubles(args)
+    settings = config.parse(rest)
+    print(f"boot of {INVOCATION}", flush=True)
+    if trouble.poison:
+        Path(trouble.poison).touch()
+    if trouble.fail_at_boot or trouble.poison or (trouble.dies_of and Path(trouble.dies_of).exists()):
+        raise RuntimeError("the weights do not fit")
+    write_boxes(settings, trouble)
+    if trouble.never_ready:
+        time.sleep(3600)
+    if settings.parallel.node_rank:
+        notify("READY=1")
+        time.sleep(3600)
+    Handler.served = Served(settings, trouble)
+    ThreadingHTTPServer.daemon_threads = True
+    with ThreadingHTTPServer((settings.server.host, settings.server.port), Handler) as server:
+        notify("READY=1")
+        print("The server is fired up and ready to roll!", flush=True)
+        server.serve_forever(poll_interval=0.05)
+    return 0
+
+
+def main() -> int:
+    command, *args = sys.argv[1:]
+    if command == "serve":
+        return serve(args)
+    _, rest = troubles(args[args.index("--") + 1 :])
+    try:
+        settings = config.parse(rest)
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps({"settings": settings.declared(), "digest": settings.digest}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The operator dies in the middle. However it is cut, the group ends on one side: all new and committed, or all old."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opsctl.rollout import journal
+from tests.opsctl.site import Site, wait_until
+
+MakeSite = Callable[..., Site]
+NEW = ["--page-size", "32"]
+STATES = ["planned", "armed", "applied", "restarted", "proving", "soaking"]
+
+
+def journal_of(site: Site) -> Path | None:
+    found = journal.all_of(site.folder / "state" / "lastbatch" / "rollouts" / "d")
+    return found[-1] if found else None
+
+
+def reached(site: Site, state: str) -> bool:
+    path = journal_of(site)
+    return path is not None and f'"state":"{state}"'.encode() in path.read_bytes()
+
+
+def kill_at(site: Site, state: str, *words: str) -> None:
+    """SIGKILL ``opsctl rollout apply`` as soon as its journal announces ``state``."""
+    process = site.spawn("apply", "--yes", "--boot-deadline-s", "8", *words)
+    wait_until(lambda: reached(site, state) or process.poll() is not None, 20, f"the journal to say {state}")
+    kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+
+
+def side(site: Site) -> str:
+    """``new`` or ``old`` when every service runs the same and nothing is pending; else what is there."""
+    changes = [service.read_change() for service in site.services]
+    running = [args[-2:] == NEW for args in site.running]
+    if any(change.trial for change in changes) or any(service.lease_token() for service in site.services):
+        return f"undecided: {changes}"
+    if all(running) and all(change.committed for change in changes):
+        return "new"
+    return "old" if not any(running) and not any(change.committed for change in changes) else f"split: {running} {changes}"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_killed_and_left_alone_the_dead_man_reverts_and_pages(make_site: MakeSite, state: str) -> None:
+    site = make_site(nodes=2)
+    kill_at(site, state, "--set", "page-size=32", "--stable-s", "20", "--lease-s", "1")
+    wait_until(lambda: side(site) == "old", 15, "every service to be as it was")
+    wait_until(site.answers, 10)
+    assert site.ask().status_code == 200
+    if site.services[0].log(site.services[0].snapshot().invocation_id) and state not in ("planned", "armed"):
+        wait_until(lambda: site.pages.got, 15, "a page")
+        assert "dead-man" in site.pages.got[0]["title"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_killed_and_resumed_it_is_committed(make_site: MakeSite, state: str) -> None:
+    site = make_site(nodes=2)
+    kill_at(site, state, "--set", "page-size=32", "--stable-s", "0.3", "--lease-s", "30")
+    ran = site.rollout("resume")
+    if ran.code == 2:  # it had just been committed when it was killed
+        assert "under way" in ran.errors[0]["message"]
+    else:
+        assert ran.code == 0, ran.err
+    assert side(site) == "new"
+    assert site.ask().status_code == 200
+
+
+@pytest.mark.parametrize("state", STATES[1:])
+def test_killed_and_aborted_it_is_reverted(make_site: MakeSite, state: str) -> None:
+    site = make_site(nodes=2)
+    kill_at(site, state, "--set", "page-size=32", "--stable-s", "20", "--lease-s", "30")
+    ran = site.rollout("abort")
+    assert ran.code == 3, ran.err
+    assert side(site) == "old"
+    assert site.ask().status_code == 200
+
+
+def test_killed_while_it_reverts_the_dead_man_finishes(make_site: MakeSite) -> None:
+    site = make_site(nodes=2)
+    kill_at(site, "reverting", "--set", "garbage", "--lease-s", "1")
+    wait_until(lambda: side(site) == "old", 15, "every service to be as it was")
+    wait_until(site.answers, 10)
+
+
+def test_an_interrupt_after_the_change_reverts_and_exits_130(make_site: MakeSite) -> None:
+    site = make_site()
+    process = site.spawn("apply", "--yes", "--set", "page-size=32", "--stable-s", "30")
+    wait_until(lambda: reached(site, "soaking"), 20)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert side(site) == "old"
+
+
+def test_a_second_rollout_is_locked_out_while_one_runs(make_site: MakeSite) -> None:
+    site = make_site()
+    process = site.spawn("apply", "--yes", "--set", "page-size=32", "--stable-s", "30")
+    wait_until(lambda: reached(site, "soaking"), 20)
+    ran = site.apply("--set", "page-size=64")
+    assert ran.code == 6
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert side(site) == "old"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_kill_at_any_moment_ends_on_one_side(make_site: MakeSite, seed: int) -> None:
+    chance = random.Random(seed)
+    site = make_site(nodes=2)
+    for _ in range(5):
+        process = site.spawn("apply", "--yes", "--set", "page-size=32", "--stable-s", "0.2", "--lease-s", "0.8", "--boot-deadline-s", "8")
+        started = journal_of(site)
+        wait_until(lambda started=started, process=process: journal_of(site) != started or process.poll() is not None, 20, "a journal")  # type: ignore[misc]
+        time.sleep(chance.uniform(0.0, 2.5))  # the moment of the kill is what is drawn
+        kill(process)
+        then = chance.choice(["nothing", "resume", "abort"])
+        if then != "nothing":
+            site.rollout(then)
+        wait_until(lambda: side(site) in ("new", "old"), 20, f"one side (seed {seed}, then {then}, now {side(site)})")
+        wait_until(site.answers, 10)
+        if side(site) == "new":
+            return
+        if journal_of(site) and site.rollout("abort").code not in (2, 3):
+            raise AssertionError("a rollout that was cut off cannot be closed")
