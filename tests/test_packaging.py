@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -65,3 +69,41 @@ def test_playbooks_and_runbooks_are_found_from_an_installed_wheel(wheel: Path, t
         for package in ("playbooks", "runbooks")
     ]
     assert ran.stdout.splitlines() == wanted
+
+
+PROGRAMS = {"py-spy"}
+"""Dependencies that are run, not imported."""
+
+
+def test_every_import_is_declared_and_every_dependency_is_used() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[=<>]", line)[0].lower() for line in project["dependencies"]}
+    optional = {"systemd-python"}
+    distributions = importlib.metadata.packages_distributions() | {"systemd": ["systemd-python"]}
+    imported: dict[str, str] = {}
+    for package in ("engine", "monitors", "opsctl"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                for name in _imports(node):
+                    if name not in sys.stdlib_module_names and name not in PACKAGES:
+                        imported.setdefault(distributions[name][0].lower().replace("_", "-"), str(file.relative_to(ROOT)))
+    missing = {name: where for name, where in imported.items() if name not in declared | optional}
+    assert missing == {}, "add them to pyproject.toml, each with its reason, and their versions to constraints.txt"
+    assert declared - imported.keys() - PROGRAMS == set(), "nothing imports these; take them out of pyproject.toml"
+
+
+def test_every_dependency_has_its_version_in_the_constraints() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    assert {re.split(r"[=<>]", line)[0].lower() for line in wanted} - pinned == set()
+
+
+def _imports(node: ast.AST) -> list[str]:
+    """Top-level names that an import statement loads."""
+    match node:
+        case ast.Import(names=names):
+            return [name.name.split(".")[0] for name in names]
+        case ast.ImportFrom(module=str(module), level=0):
+            return [module.split(".")[0]]
+    return []
