@@ -20,7 +20,7 @@ from engine.server.streaming import DONE, EventStream, event, unless_gone
 
 Admit = Callable[[Service, bytes, Record], Awaitable[Job]]
 MOST_BODY_BYTES = 32 * 2**20
-_BODY_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = 60.0
 _REFUSAL_GRACE_S = 2.0
 
 
@@ -57,19 +57,24 @@ async def generate(service: Service, request: Request, admit: Admit) -> Response
     return JsonResponse({**head, "choices": job.answer.whole(), "usage": job.usage()})
 
 
-async def read_body(request: Request) -> bytes:
-    """The body, within 60 s and 32 MiB. Raises ApiError 408 or 413, ClientGone."""
+async def read_body(request: Request, *, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+    """The body, of 32 MiB at most.
+
+    Raises:
+        ApiError: 408 or 413: it did not arrive in time, or is too large.
+        ClientGone: the client left in the middle of it.
+    """
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             async for part in request.stream():
                 size += len(part)
                 if size > MOST_BODY_BYTES:
                     raise ApiError(413, f"the body is larger than {MOST_BODY_BYTES} bytes", code="body_too_large")
                 parts.append(part)
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s", code="body_timeout") from None
+        raise ApiError(408, f"the body did not arrive within {timeout_s:g} s", code="body_timeout") from None
     except ClientDisconnect:
         raise ClientGone from None
     return b"".join(parts)

@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handling: SIGTERM drains first, and SIGINT is the launcher's affair."""
+    """uvicorn without its signal handling, for SIGTERM drains first; it says when and where it listens."""
 
     def __init__(self, config: uvicorn.Config, ready_descriptor: int | None) -> None:
         super().__init__(config)
@@ -66,6 +66,8 @@ class Server(uvicorn.Server):
 
 
 def main(env: Mapping[str, str]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # while it boots there is nothing to drain
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group; the launcher sends SIGTERM
     _die_with_parent()
     _name_process()
     try:
@@ -82,7 +84,7 @@ def main(env: Mapping[str, str]) -> int:
         template = Path(settings.model.chat_template) if settings.model.chat_template else None
         tokenizer = Tokenizer.load(folder, template)
         keys = Keys.read(settings, env)
-        listener = _listen(settings.server.host, settings.server.port)
+        listener = listen(settings.server.host, settings.server.port)
     except (ConfigError, TokenizerError, TemplateError) as error:
         log.error("%s", error)
         return 2
@@ -107,9 +109,7 @@ async def serve(settings: Settings, identity: Identity, tokenizer: Tokenizer, ke
     )  # fmt: skip
     server = Server(config, ready_descriptor)
     asked = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, asked.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # a Ctrl-C reaches the whole group; the launcher sends SIGTERM
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     reading = asyncio.create_task(link.run(), name="wire")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     asking = asyncio.create_task(asked.wait(), name="sigterm")
@@ -152,10 +152,24 @@ def _model_folder(settings: Settings, env: Mapping[str, str]) -> Path:
         raise ConfigError(str(error)) from error
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; the first address that ``host`` resolves to."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-    return socket.create_server((host, port), family=family, backlog=2048)
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on the first address that ``host`` resolves to.
+
+    The protocol is given by number: asyncio turns Nagle's algorithm off only on sockets that say they are TCP, and with
+    it on, an answer in two writes takes 40 ms longer.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _die_with_parent() -> None:

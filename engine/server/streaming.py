@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.server.errors import ClientGone
 
 DONE = b"data: [DONE]\n\n"
-_WRITE_TIMEOUT_S = 60.0
+WRITE_TIMEOUT_S = 60.0
 _T = TypeVar("_T")
 
 
@@ -33,15 +33,16 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 
 class EventStream(Response):
     """Streams ``events``. ``ended`` is called last, whatever happens: read to the end, client gone or too slow, and
-    also when not even the first event was asked for."""
+    also when not even the first event was asked for. ``write_timeout_s``: how long a client may leave its socket full."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], ended: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], ended: Callable[[], None], *, write_timeout_s: float = WRITE_TIMEOUT_S) -> None:
         super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._ended = ended
+        self._write_timeout_s = write_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -53,15 +54,15 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._write(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for chunk in self._events:
-            await self._write(send, chunk, more=True)
-        await self._write(send, b"", more=False)
+            await self._write(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, send: Send, chunk: bytes, *, more: bool) -> None:
+    async def _write(self, send: Send, message: Message) -> None:
         try:
-            async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            async with asyncio.timeout(self._write_timeout_s):
+                await send(message)
         except (TimeoutError, OSError) as error:
             raise ClientGone from error
 

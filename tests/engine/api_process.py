@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from tiny_models import tiny_model
 
 from engine import blackbox, config
 from engine.messages import Ready
 from engine.text.tokenizer import Tokenizer
 from tests.engine.scripted_scheduler import ScriptedScheduler, ready
+from tests.tiny_models import tiny_model
 
 INVOCATION = "0123456789abcdef0123456789abcdef"
 _BOOT_DEADLINE_S = 20.0

@@ -13,7 +13,10 @@ from engine.server.errors import ApiError
 from engine.server.protocol import ChatRequest, CompletionRequest, decode
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
@@ -63,7 +66,9 @@ def test_the_order_of_properties_is_kept() -> None:
     assert list(json.loads(grammar.text)["properties"]) == ["b", "a"]
 
 
-@pytest.mark.parametrize("parameters", [{}, {"response_format": {"type": "text"}}, {"tools": [CLOCK]}, {"tools": [CLOCK], "tool_choice": "none"}])
+@pytest.mark.parametrize(
+    "parameters", [{}, {"response_format": {"type": "text"}}, {"tools": [CLOCK]}, {"tools": [CLOCK], "tool_choice": "none"}]
+)
 def test_without_a_constraint_there_is_no_grammar(parameters: dict[str, Any]) -> None:
     assert grammar_of(chat(**parameters)) is None
 
@@ -123,7 +128,9 @@ def test_references_inside_a_tools_parameters_still_point_into_them() -> None:
         "type": "object",
         "properties": {"root": {"$ref": "#/$defs/node"}},
         "required": ["root"],
-        "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "v": {"type": "integer"}}, "required": ["v"]}},
+        "$defs": {
+            "node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "v": {"type": "integer"}}, "required": ["v"]}
+        },
     }
     tool = {"type": "function", "function": {"name": "grow", "parameters": tree}}
     schema = call_schema(forced_tools(chat(tools=[CLOCK, tool], tool_choice="required")))

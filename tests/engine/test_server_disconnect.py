@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import random
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -84,3 +86,29 @@ def test_a_client_that_half_sends_a_body_and_leaves_is_forgotten(api: Api) -> No
     assert api.complete().status_code == 200
     assert len(api.scheduler.requests) == before + 1
     assert "internal error" not in api.log()
+
+
+def test_many_clients_of_which_half_leave_at_any_moment_leave_nothing_behind(api: Api) -> None:
+    api.scheduler.script = api.scheduler.says("a longer answer that takes a while to come", each=2)
+    chance = random.Random(7)
+    before, aborted = len(api.scheduler.requests), len(api.scheduler.aborted)
+
+    def one(number: int) -> bool:
+        """Whether it read its answer to the end."""
+        connection = send(api, stream=number % 2 == 0, n=chance.choice((1, 3)), stop=chance.choice((None, "takes")))
+        read, patience = b"", chance.randrange(4000) if number % 4 < 2 else 10**9
+        with connection:
+            while len(read) < patience and not read.endswith((b"[DONE]\n\n\r\n0\r\n\r\n", b'cached_tokens":1}}}')):
+                part = connection.recv(min(patience - len(read), 4096))
+                assert part
+                read += part
+        return len(read) < patience
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        whole = sum(pool.map(one, range(60)))
+    assert whole >= 30
+    api.scheduler.wait_for(lambda: "lastbatch:in_flight_requests 0.0" in api.client.get("/metrics").text, "nothing in flight")
+    ids = [request.rid for request in api.scheduler.requests[before:]]
+    assert len(set(ids)) == len(ids) >= 60
+    assert set(api.scheduler.aborted[aborted:]) <= set(ids)
+    assert "Traceback" not in api.log()

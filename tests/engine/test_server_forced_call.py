@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.server.forced_call import ForcedCallParser
@@ -24,7 +24,14 @@ def parse(pieces: list[str]) -> list[Event]:
     return [*events, *parser.finish()]
 
 
-@given(st.text(max_size=6), st.dictionaries(st.text(max_size=4), VALUES, max_size=3), st.sampled_from([None, 1]), st.integers(1, 7), st.booleans())
+@settings(deadline=None)
+@given(
+    st.text(max_size=6),
+    st.dictionaries(st.text(max_size=4), VALUES, max_size=3),
+    st.sampled_from([None, 1]),
+    st.integers(1, 7),
+    st.booleans(),
+)
 def test_every_cut_gives_the_call(name: str, arguments: dict[str, object], indent: int | None, size: int, ascii_only: bool) -> None:
     text = json.dumps({"name": name, "arguments": arguments}, indent=indent, ensure_ascii=ascii_only)
     answer = collect(parse([text[at : at + size] for at in range(0, len(text), size)]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from engine import config
+from engine.server.main import listen
 from tests.engine.api_process import api_process
 from tests.engine.scripted_scheduler import ready
 
@@ -143,7 +145,14 @@ def test_a_port_in_use_is_said_to_be(tmp_path: Path) -> None:
         assert f"--port {port}: cannot listen" in ended.stderr
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_the_listener_says_it_is_tcp_so_that_answers_are_not_held_back(host: str) -> None:
+    with listen(host, 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+        assert listener.getsockname()[1] > 0
+
+
 def _model(folder: Path) -> Path:
-    from tiny_models import tiny_model
+    from tests.tiny_models import tiny_model
 
     return tiny_model(folder / "model")

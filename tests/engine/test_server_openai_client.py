@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -344,3 +345,29 @@ def test_server_info_says_what_runs(api: Api) -> None:
     assert info["ranks"][0]["config_digest"] == api.settings.digest  # from the rank's own black box
     assert set(info["ranks"][0]) == {"rank", "dp", "pp", "tp", "ep", "node", "pid", "config_digest"}
     assert info["paths"] == {"loop": "scripted"}
+
+
+def test_template_variables_reach_the_template(api: Api, client: openai.OpenAI) -> None:
+    api.scheduler.script = api.scheduler.says("x")
+    client.chat.completions.create(model="tiny", messages=USER, extra_body={"chat_template_kwargs": {"add_generation_prompt": False}})
+    assert not api.scheduler.tokenizer.decode(api.scheduler.requests[-1].input_ids).endswith("assistant\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_told_from_the_answer(tmp_path: Path, stream: bool) -> None:
+    with api_process(tmp_path, "--reasoning-parser", "think") as api:
+        api.scheduler.script = api.scheduler.says("<think>It is noon here.</think>Noon.")
+        if stream:
+            deltas = [
+                json.loads(line.removeprefix("data: "))["choices"][0]["delta"]
+                for line in api.chat(stream=True).text.splitlines()
+                if line.startswith("data: {")
+            ]
+            content = "".join(delta.get("content") or "" for delta in deltas)
+            reasoning = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+        else:
+            message = api.chat().json()["choices"][0]["message"]
+            content, reasoning = message["content"], message["reasoning_content"]
+        assert (content, reasoning) == ("Noon.", "It is noon here.")
+        api.scheduler.script = api.scheduler.says('{"a": 1}')  # what follows a grammar begins with it
+        assert api.chat(response_format={"type": "json_object"}).json()["choices"][0]["message"]["content"] == '{"a": 1}'

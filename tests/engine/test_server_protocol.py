@@ -65,7 +65,9 @@ def test_a_wrong_parameter_is_named(parameters: dict[str, Any], param: str, code
     assert param in error.message
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b"null", b'{"messages": [}', b"\xff\xfe", b"[" * 100_000, b'{"response_format":' + b'{"a":' * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b"3", b"null", b'{"messages": [}', b"\xff\xfe", b"[" * 100_000, b'{"response_format":' + b'{"a":' * 100_000]
+)
 def test_what_is_no_json_object_is_said_to_be_none(body: bytes) -> None:
     assert refusal(body).code == "invalid_json"
 
