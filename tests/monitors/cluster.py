@@ -65,7 +65,7 @@ class Cluster:
     def wedge(self, mode: str) -> None:
         """Let every rank stand still in a way, and wait until they all do."""
         self.work()
-        self.tell(f"{mode} {max(box.host.step for box in self.boxes()) + 150}")
+        self.tell(f"{mode} {max(box.host.step for box in self.boxes()) + 60}")
         seen: dict[int, tuple[int, int]] = {}
 
         def standing() -> bool:
