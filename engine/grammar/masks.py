@@ -31,7 +31,9 @@ def set_only(row: torch.Tensor, tokens: Sequence[int]) -> None:
 
 def allowed_tokens(row: torch.Tensor, vocab_size: int) -> list[int]:
     """The ids that one row, int32 [words], allows."""
-    return [token for token in range(vocab_size) if int(row[token // 32]) >> (token % 32) & 1]
+    bits = (row[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    found: list[int] = torch.nonzero(bits.flatten()[:vocab_size]).flatten().tolist()
+    return found
 
 
 def apply_masks(logits: torch.Tensor, masks: torch.Tensor, rows: Sequence[int] | None = None) -> None:
