@@ -1,0 +1,156 @@
+"""The hang monitor beside the real engine: every wedge is declared, captured and named; nothing else raises anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.serving import Served, serving, wait_for
+from tests.tiny_models import tiny_model
+
+ENGINE = ("--tp", "2", "--enable-faults", "--watchdog-timeout", "90", "--speculative-algorithm", "NGRAM", "--context-length", "512")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny", layers=2)
+
+
+@dataclass
+class Monitor:
+    """``hang-monitor run --json``, its events as they come."""
+
+    process: subprocess.Popen[str]
+    bundles: Path
+    events: list[dict[str, Any]] = field(default_factory=list)
+    _inbox: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._inbox.put(line)
+
+    def wait(self, name: str, deadline_s: float) -> dict[str, Any]:
+        def found() -> dict[str, Any] | None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self.events.append(json.loads(self._inbox.get_nowait()))
+            return next((event for event in self.events if event["event"] == name), None)
+
+        return wait_for(found, deadline_s, f"event {name!r} (so far: {[event['event'] for event in self.events]})")  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def watching(served: Served, folder: Path, stall_s: float = 4.0) -> Iterator[Monitor]:
+    fleet = folder / "fleet.toml"
+    fleet.write_text(f"""
+[deployment.tiny]
+engine = "lastbatch"
+api = "{served.url}"
+watchdog_s = 90
+service = "embedded"
+allow_faults = true
+[[deployment.tiny.node]]
+name = "a"
+[[deployment.tiny.node.service]]
+unit = "tiny.service"
+ranks = [0, 1]
+log = "{served.log}"
+run_dir = "{served.run_dir}"
+""")
+    bundles = folder / "bundles"
+    with (folder / "monitor.log").open("w") as log:
+        process = subprocess.Popen(
+        [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(fleet), "--stall-s", str(stall_s), "--json",
+         "--state-dir", str(folder / "state"), "--bundle-dir", str(bundles)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    monitor = Monitor(process, bundles)
+    try:
+        yield monitor
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        monitor.reader.join(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def ask_in_background(served: Served, **body: Any) -> None:
+    def ask() -> None:
+        with contextlib.suppress(httpx.HTTPError), httpx.Client(base_url=served.url, timeout=httpx.Timeout(60, connect=5)) as client:
+            client.post("/v1/completions", json={"prompt": "one two one two", "temperature": 0, "ignore_eos": True, **body})
+
+    threading.Thread(target=ask, daemon=True).start()
+
+
+def trigger(served: Served, fault: str) -> None:
+    served.arm(fault)
+    ask_in_background(served, max_tokens=400)
+    if fault.startswith("grammar"):
+        wait_for(lambda: served.box(0).host.running > 0, 10, "the first request to run")
+        ask_in_background(served, max_tokens=200, ignore_eos=False, regex="(ab){20,90}")
+
+
+@pytest.mark.parametrize(
+    ("fault", "classes"),
+    [
+        ("grammar.verify_desync", {"hang_grammar_barrier"}),
+        ("collective.mismatch:rank=1,after_steps=5", {"hang_symmetric_spin"}),
+        ("collective.skip:rank=1,after_steps=5", {"hang_tp_desync"}),
+        ("callback.stall:rank=1", {"hang_host_callback", "hang_asymmetric"}),
+        ("callback.stall:rank=1,hold_gil=true", {"hang_host_callback", "hang_asymmetric"}),
+    ],
+)
+def test_a_wedge_is_declared_captured_and_named(model: Path, tmp_path: Path, fault: str, classes: set[str]) -> None:
+    with serving(model, tmp_path, *ENGINE) as served, watching(served, tmp_path) as monitor:
+        served.complete()
+        trigger(served, fault)
+        monitor.wait("stall_declared", 40)
+        verdict = monitor.wait("verdict", 40)
+        assert verdict["verdict"] in classes, verdict
+        assert verdict["runbook"] == f"runbooks/{verdict['verdict']}.md"
+        captured = monitor.wait("captured", 60)
+        bundle = Path(captured["bundle"])
+        manifest = json.loads((bundle / "manifest.json").read_text())
+        kept = {item["path"] for item in manifest["items"] if item["outcome"] == "taken"}
+        assert {"rank-0.box", "rank-1.box", "server.log", "metrics.txt"} <= kept, kept
+        assert {"pyspy-0.json", "pyspy-1.json"} <= kept or "hold_gil" in fault, kept
+        text = json.dumps(verdict) + (bundle / "server.log").read_text()
+        assert fault.split(":")[0] not in text, "the fault is named: the verdict proves nothing"
+        replayed = subprocess.run([sys.executable, "-m", "monitors.cli", "replay", str(bundle), "--json"], capture_output=True, text=True,
+                                  timeout=60, check=True)  # fmt: skip
+        assert json.loads(replayed.stdout)["verdict"] in classes, replayed.stdout
+        assert served.process.poll() is None, "the server was killed before it was captured"
+
+
+def test_idle_loading_and_slow_servers_raise_nothing(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, *ENGINE) as served, watching(served, tmp_path, stall_s=2.0) as monitor:
+        monitor.wait("state", 20)
+        served.arm("decode.slow:factor=20")
+        served.complete(max_tokens=100)
+        threading.Event().wait(5.0)  # idle for longer than the stall time
+        served.arm("health.lie")
+        served.complete(max_tokens=20)
+        with contextlib.suppress(AssertionError):
+            monitor.wait("never", 0.2)
+        names = {event["event"] for event in monitor.events}
+        assert not names & {"stall_declared", "verdict", "page", "captured"}, monitor.events
