@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,12 +53,16 @@ def test_a_missing_rank_is_named(healthy: Api) -> None:
         (healthy.run_directory / "away").rename(healthy.run_directory / "remote-rank-1.box")
 
 
-def test_a_dead_process_of_this_node_is_named(healthy: Api) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait(10)
-    write_box(healthy.run_directory, 0, healthy.settings, pid=dead.pid).close()
-    (reason,) = reasons(healthy)
-    assert reason == f"rank 0: its process {dead.pid} is dead"
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_dead_process_of_this_node_is_named(healthy: Api, reaped: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        if reaped:
+            dead.wait(10)
+        else:  # its parent has not asked yet: the pid is still there, as a zombie
+            os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        write_box(healthy.run_directory, 0, healthy.settings, pid=dead.pid).close()
+        (reason,) = reasons(healthy)
+        assert reason == f"rank 0: its process {dead.pid} is dead"
 
 
 def test_a_stale_record_is_named_with_its_age_and_phase(tmp_path_factory: pytest.TempPathFactory) -> None:

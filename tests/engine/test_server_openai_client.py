@@ -369,5 +369,15 @@ def test_reasoning_is_told_from_the_answer(tmp_path: Path, stream: bool) -> None
             message = api.chat().json()["choices"][0]["message"]
             content, reasoning = message["content"], message["reasoning_content"]
         assert (content, reasoning) == ("Noon.", "It is noon here.")
-        api.scheduler.script = api.scheduler.says('{"a": 1}')  # what follows a grammar begins with it
-        assert api.chat(response_format={"type": "json_object"}).json()["choices"][0]["message"]["content"] == '{"a": 1}'
+
+
+def test_an_answer_that_follows_a_grammar_is_content_even_where_the_prompt_opens_reasoning(tmp_path: Path) -> None:
+    template = tmp_path / "opens.jinja"
+    template.write_text("{{ messages[0].content }}\n<think>\n")
+    with api_process(tmp_path, "--reasoning-parser", "think", "--chat-template", str(template)) as api:
+        api.scheduler.script = api.scheduler.says("It is noon here.</think>Noon.")
+        message = api.chat().json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("Noon.", "It is noon here.")
+        api.scheduler.script = api.scheduler.says('{"a": 1}')
+        message = api.chat(response_format={"type": "json_object"}).json()["choices"][0]["message"]
+        assert (message["content"], message.get("reasoning_content")) == ('{"a": 1}', None)
