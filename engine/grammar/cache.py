@@ -37,11 +37,14 @@ class CompileCache(Generic[T]):
             others = list(self._kept)[:-1]
             victim = next((other for other in others if not self._needed[other]), others[0])
             self.bytes -= self._kept.pop(victim)[1]
+            del self._needed[victim]
             gone.append(victim)
         return gone
 
     def need(self, key: str) -> None:
-        self._needed[key] += 1
+        """A request needs this one, if it is kept."""
+        if key in self._kept:
+            self._needed[key] += 1
 
     def release(self, key: str) -> None:
         if self._needed[key] > 1:

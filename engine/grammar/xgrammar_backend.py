@@ -57,9 +57,8 @@ class XgrammarBackend:
         self._ready: list[Compiled] = []
 
     def submit(self, key: str, grammar: Grammar) -> None:
-        self._cache.need(key)
-        if key in self._cache:
-            self._cache.get(key)
+        if self._cache.get(key) is not None:
+            self._cache.need(key)
             self._ready.append(Compiled(key, True))
             return
         self._sources[key] = grammar
@@ -74,6 +73,7 @@ class XgrammarBackend:
             if outcome.compiled is not None:
                 self._cache.put(outcome.key, outcome.compiled, outcome.compiled.memory_size_bytes)
             if not outcome.late:
+                self._cache.need(outcome.key)
                 ready.append(Compiled(outcome.key, outcome.compiled is not None, outcome.error))
         return list({done.key: done for done in ready}.values())
 

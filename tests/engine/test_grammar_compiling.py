@@ -126,8 +126,8 @@ def test_the_deadline_counts_from_when_a_compilation_begins_and_the_queue_is_bou
 def test_the_cache_gives_up_the_least_recently_used_and_first_what_nobody_needs() -> None:
     cache: CompileCache[str] = CompileCache(limit_bytes=30)
     for key in "abc":
-        cache.need(key)
         assert cache.put(key, key.upper(), 10) == []
+        cache.need(key)
     cache.release("b")
     assert cache.get("a") == "A"
     assert cache.put("d", "D", 10) == ["b"]
