@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -16,6 +17,7 @@ import typer
 
 from monitors.exit_codes import ExitCode
 from monitors.fleet import FleetError
+from opsctl import capture as capturing
 from opsctl.answer import Answer, Problem, Session
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
@@ -38,6 +40,27 @@ def version(context: typer.Context, as_json: bool = typer.Option(False, "--json"
     except importlib.metadata.PackageNotFoundError:
         found = "unknown (not installed)"
     context.obj.show(Answer("version", {"version": found}, f"lastbatch {found}"), as_json=as_json)
+
+
+@app.command()
+def capture(
+    context: typer.Context,
+    fleet_path: str = typer.Option("fleet.toml", "--fleet", help="The fleet file."),
+    deployment: str = typer.Option("", "--deployment", help="Which deployment. [default: the only one]"),
+    reason: str = typer.Option("on demand", "--reason", help="Kept in the bundle."),
+    budget_s: float = typer.Option(60.0, "--budget-s", help="What all probes may take together, in seconds."),
+    native: bool = typer.Option(False, "--native", help="Also take native stacks, which pauses every process."),
+    bundle_dir: str = typer.Option("", "--bundle-dir", help="Where to put it. [default: where the fleet file says]"),
+    fail_on_verdict: bool = typer.Option(False, "--fail-on-verdict", help="Exit 9 when a wedge, a crash or corruption is found."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON envelope."),
+) -> None:
+    """Take the evidence of this moment from all nodes of a deployment, and judge it."""
+    session: Session = context.obj
+    answer = capturing.capture(
+        fleet_path, deployment, session.env, reason=reason, budget_s=budget_s, native=native, root=Path(bundle_dir) if bundle_dir else None,
+        fail_on_verdict=fail_on_verdict, say=session.talk,
+    )  # fmt: skip
+    session.show(answer, as_json=as_json)
 
 
 def main(
@@ -66,6 +89,8 @@ def main(
         code, problem = ExitCode.UNREACHABLE, Problem("unreachable", str(error))
     except ServiceError as error:
         code, problem = ExitCode.USAGE, Problem("service", str(error))
+    except OSError as error:
+        code, problem = ExitCode.INTERNAL, Problem("system", f"{error.strerror or error}", where=str(error.filename or ""))
     session.show(Answer(" ".join(words), exit_code=code, errors=(problem,)), as_json="--json" in args)
     return session.exit_code
 

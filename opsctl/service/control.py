@@ -35,6 +35,10 @@ class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
     token: str = ""
 
 
+class NoSupervisor(ServiceError):
+    """There is no supervisor (any more)."""
+
+
 _ERRORS: dict[str, type[ServiceError]] = {"service": ServiceError, "locked": Locked, "lease": LeaseLost}
 
 
@@ -84,17 +88,19 @@ def call(path: Path, request: Request, deadline_s: float = 5.0) -> Reply:
     """Ask the supervisor.
 
     Raises:
-        FileNotFoundError, ConnectionRefusedError: no supervisor is there.
+        NoSupervisor: nobody listens, or it died over the question.
         Unreachable: it did not answer in time.
         ServiceError, Locked, LeaseLost: what it answered.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(deadline_s)
-        with _short(path) as name:
-            connection.connect(name)
         try:
+            with _short(path) as name:
+                connection.connect(name)
             connection.sendall(msgspec.json.encode(request) + b"\n")
             reply = msgspec.json.decode(_line(connection), type=Reply)
+        except (FileNotFoundError, ConnectionError) as error:
+            raise NoSupervisor(f"{path}: {error}") from error
         except (OSError, msgspec.MsgspecError) as error:
             raise Unreachable(f"{path}: the supervisor did not answer `{request.do}` within {deadline_s:g} s: {error}") from error
     if reply.error:

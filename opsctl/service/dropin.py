@@ -8,12 +8,14 @@ comment, so that it is read back exactly and an edit by others is noticed.
 from __future__ import annotations
 
 import json
+import re
 
 from opsctl.service.manager import Override, ServiceError
 
 COMMITTED = "zz-opsctl-50.conf"
 TRIAL = "zz-opsctl-90-trial.conf"
 _MARK = "# opsctl: "
+_EXPANDS = re.compile(r"\$(?:\{|[A-Za-z_])")
 
 
 def quote(argument: str, *, expands: bool = True) -> str:
@@ -21,6 +23,16 @@ def quote(argument: str, *, expands: bool = True) -> str:
     text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     text = text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
     return f'"{text.replace("$", "$$") if expands else text}"'
+
+
+def unescape(argument: str, where: str) -> str:
+    """An argument as the bus shows it, where all is decoded but the dollars.
+
+    Raises ServiceError for one that systemd expands at the start: what it becomes is not known before.
+    """
+    if _EXPANDS.search(argument.replace("$$", "")):
+        raise ServiceError(f"{where}: ExecStart has {argument!r}, which is only known once it runs; write the value itself into the unit")
+    return argument.replace("$$", "$")
 
 
 def render(override: Override) -> str:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from opsctl.service.supervisor import planned
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _LAUNCH_S = 20.0
+_MOMENT_S = 2.0
 
 
 class EmbeddedService:
@@ -43,11 +45,9 @@ class EmbeddedService:
 
     def _ask(self, do: str, otherwise: record.ServiceRecord) -> record.ServiceRecord:
         """The supervisor's record; when there is no supervisor, what its last one left, told as such."""
-        try:
-            return control.call(self._paths.control, control.Request(do=do)).record or otherwise
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            if self._supervised():
-                raise Unreachable(f"{self._name}: its supervisor runs and does not listen on {self._paths.control}") from error
+        reply = self._if_supervised(control.Request(do=do))
+        if reply is not None:
+            return reply.record or otherwise
         left = record.read(self._paths.state, record.ServiceRecord)
         if left is None:
             return otherwise
@@ -55,6 +55,20 @@ class EmbeddedService:
         left.main_pid, left.waiting_to_restart = 0, False
         left.state, left.result = (State.failed, "supervisor-died") if died else (left.state, left.result)
         return left
+
+    def _if_supervised(self, request: control.Request) -> control.Reply | None:
+        """The supervisor's reply; None when there is no supervisor. One that holds its lock and does not listen is
+        just being born or just dying, and gets a moment for it."""
+        until = time.monotonic() + _MOMENT_S
+        while True:
+            try:
+                return control.call(self._paths.control, request)
+            except control.NoSupervisor as error:
+                if not self._supervised():
+                    return None
+                if time.monotonic() >= until:
+                    raise Unreachable(f"{self._name}: its supervisor runs and does not listen on {self._paths.control}") from error
+                time.sleep(0.02)
 
     def _supervised(self) -> bool:
         try:
@@ -94,20 +108,14 @@ class EmbeddedService:
         self._call(control.Request(do="start"))
 
     def begin_stop(self) -> None:
-        try:
-            control.call(self._paths.control, control.Request(do="stop"))
-        except (FileNotFoundError, ConnectionRefusedError):
-            if self.snapshot().result == "supervisor-died":
-                self._launch()  # which ends what the dead one left
+        if self._if_supervised(control.Request(do="stop")) is None and self.snapshot().result == "supervisor-died":
+            self._launch()  # which ends what the dead one left
 
     def end(self) -> None:
         """Stop the service and its supervisor. Raises Locked while a rollout holds it."""
-        try:
-            control.call(self._paths.control, control.Request(do="end"))
-        except (FileNotFoundError, ConnectionRefusedError):
-            if self.snapshot().result == "supervisor-died":
-                self._launch()
-                control.call(self._paths.control, control.Request(do="end"))
+        if self._if_supervised(control.Request(do="end")) is None and self.snapshot().result == "supervisor-died":
+            self._launch()
+            self._if_supervised(control.Request(do="end"))
 
     @property
     def ended(self) -> bool:
@@ -115,11 +123,11 @@ class EmbeddedService:
 
     def _call(self, request: control.Request) -> control.Reply:
         """Ask the supervisor, starting one when there is none."""
-        try:
-            return control.call(self._paths.control, request)
-        except (FileNotFoundError, ConnectionRefusedError):
+        reply = self._if_supervised(request)
+        if reply is None:
             self._launch()
-            return control.call(self._paths.control, request)
+            reply = control.call(self._paths.control, request)
+        return reply
 
     def _launch(self) -> None:
         argv = [sys.executable, "-m", "opsctl.service.supervisor", "--detach", str(self._folder.absolute()), self._name]
@@ -155,10 +163,8 @@ class EmbeddedService:
         self._call(control.Request(do="disarm", token=token))
 
     def lease_token(self) -> str:
-        try:
-            return control.call(self._paths.control, control.Request(do="lease")).token
-        except (FileNotFoundError, ConnectionRefusedError):
-            return ""
+        reply = self._if_supervised(control.Request(do="lease"))
+        return reply.token if reply else ""
 
     def decide(self, lease: Lease, wish: str) -> str:
         return record.decide(lease.decision or str(self._paths.decision(lease.token)), wish)

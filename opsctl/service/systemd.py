@@ -100,7 +100,7 @@ class SystemdService:
         start, environment = (json.loads(line)["data"] for line in text.splitlines())
         if len(start) != 1:
             raise ServiceError(f"{self._unit}: has {len(start)} ExecStart commands; a rollout needs exactly one")
-        return Command(tuple(start[0][1]), dict(item.split("=", 1) for item in environment))
+        return Command(tuple(dropin.unescape(word, self.name) for word in start[0][1]), dict(item.split("=", 1) for item in environment))
 
     def run_dir(self) -> str:
         names = self._show("RuntimeDirectory").get("RuntimeDirectory", "").split()

@@ -160,8 +160,8 @@ class Unit:
             return
         for descriptor in [d for d, invocation in self._outputs.items() if invocation == record.invocation_id]:
             self._copy(descriptor)
-        how = f"code=killed, signal={signal.Signals(-code).name}" if code < 0 else f"code=exited, status={code}"
-        self._say(f"Main process {pid} exited, {how}.")
+        how = f"code=killed, status={-code}/{signal.Signals(-code).name[3:]}" if code < 0 else f"code=exited, status={code}"
+        self._say(f"Main process exited, {how}")  # systemd's words, which log readers know
         if self._process is not None:
             self._process.returncode = code
         if record.result == "success" and code and not self._stopping:
@@ -192,7 +192,7 @@ class Unit:
             wait = min(self._service.restart_s * 2 ** min(self._failures - 1, 16), self._service.restart_max_s)
             record.state, record.waiting_to_restart = State.activating, True
             self._restart_at = now + wait
-            self._say(f"Failed with result '{record.result}'; restart {record.restarts + 1} in {wait:g} s.")
+            self._say(f"Failed with result '{record.result}'. Restarting in {wait:g} s.")
         else:
             self._want_up = False
             record.state = State.failed if failed else State.inactive
@@ -220,6 +220,7 @@ class Unit:
                 self._settle()
         elif self._restart_at and now >= self._restart_at:
             self.record.restarts += 1
+            self._say(f"Scheduled restart job, restart counter is at {self.record.restarts}.")
             self._spawn()
         elif self._start_by and now >= self._start_by:
             self._end("timeout", "Not ready in time; killing it.")

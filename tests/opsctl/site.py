@@ -93,21 +93,25 @@ class Site:
         self.pages = Pages()
         self.names = [f"node{rank}" for rank in range(nodes)]
         self.env = {
-            "PATH": os.environ["PATH"], "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder / "run"),
-        }  # fmt: skip
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_RUNTIME_DIR": str(folder / "run"),
+        }
         (folder / "services").mkdir(parents=True)
         group = ["--tp", str(nodes), "--nnodes", str(nodes), "--dist-init-addr", "127.0.0.1:1"] if nodes > 1 else []
         for rank, name in enumerate(self.names):
             own = [*group, "--node-rank", str(rank)] if nodes > 1 else []
             argv = [sys.executable, str(SERVER), "serve", "--port", str(self.port), *own, *args]
-            text = f"argv = {json.dumps(argv)}\nrestart_s = 0.3\nstop_s = 3\nrun_dir = '../boxes/{name}'\nlog = '../log/{name}.log'\n{definition}"
+            where = f"run_dir = '../boxes/{name}'\nlog = '../log/{name}.log'\n"
+            text = f"argv = {json.dumps(argv)}\nrestart_s = 0.3\nstop_s = 3\n{where}{definition}"
             (folder / "services" / f"{name}.toml").write_text(text)
         self.write_fleet()
 
     def write_fleet(self, page_url: str = "") -> None:
-        services = "".join(
-            f"[[deployment.d.node.service]]\nunit = '{name}'\nranks = [{rank}]\nlog = 'log/{name}.log'\n" for rank, name in enumerate(self.names)
-        )  # fmt: skip
+        services = ""
+        for rank, name in enumerate(self.names):
+            services += f"[[deployment.d.node.service]]\nunit = '{name}'\nranks = [{rank}]\nlog = 'log/{name}.log'\n"
         (self.folder / "fleet.toml").write_text(
             f"[deployment.d]\nengine = 'lastbatch'\napi = 'http://127.0.0.1:{self.port}'\nservice = 'embedded'\nstable_s = 0.3\n"
             f"[[deployment.d.node]]\nname = 'a'\n{services}[page]\nurls = ['{page_url or self.pages.url}']\n"

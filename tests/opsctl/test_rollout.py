@@ -195,7 +195,7 @@ def test_a_page_that_cannot_go_out_is_said(make_site: MakeSite) -> None:
     ran = site.apply("--set", "garbage")
     assert ran.code == 3
     assert ran.data["page_sent"] is False
-    assert "take" in ran.data["page"]["reason"]
+    assert "json://127.0.0.1:9" in ran.data["page"]["reason"]
 
 
 def test_the_plan_shows_arguments_and_digests_and_touches_nothing(make_site: MakeSite) -> None:

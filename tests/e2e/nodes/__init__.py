@@ -57,7 +57,9 @@ class SystemdNode:
         subprocess.run([_HERE / "stop.sh", self.name], env=_env(self.folder, {}), check=True, timeout=30)
 
 
-def boot(name: str, folder: Path, *, netns: str = "", share: Sequence[Path] = (), hook: str = "", env: dict[str, str] | None = None) -> SystemdNode:
+def boot(
+    name: str, folder: Path, *, netns: str = "", share: Sequence[Path] = (), hook: str = "", env: dict[str, str] | None = None
+) -> SystemdNode:
     """Raises CalledProcessError when the node does not boot; its console is in the error's stderr."""
     more = {"NODES_SHARE": " ".join(str(path) for path in share), "NODES_HOOK": str(_HERE / hook) if hook else "", **(env or {})}
     done = subprocess.run([_HERE / "start.sh", name, netns], env=_env(folder, more), check=True, timeout=40, capture_output=True, text=True)

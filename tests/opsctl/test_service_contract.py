@@ -1,0 +1,312 @@
+"""One contract for every service manager: the embedded supervisor, and systemd on a real node."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from e2e import nodes
+
+from opsctl.service import wait
+from opsctl.service.embedded import EmbeddedService
+from opsctl.service.manager import Lease, LeaseLost, Locked, Override, ServiceError, ServiceManager, State
+from opsctl.service.systemd import SystemdService
+from opsctl.service.wait import Waiter
+from tests.opsctl.site import wait_until
+
+STEADY = Path(__file__).parent / "steady.py"
+AWKWARD = [
+    '{"a": 1}',
+    "100%",
+    "%n",
+    "$HOME ${PATH}",
+    'q"uo"te',
+    "it's",
+    "back\\slash\\n",
+    "a  b",
+    "",
+    "line\nbreak",
+    "tab\there",
+    "äö",
+    "--x=;",
+    "@-",
+]
+WAITER = Waiter(poll_s=0.02)
+
+
+class Make(Protocol):
+    def __call__(self, *args: str) -> ServiceManager: ...
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nodes.SystemdNode]:
+    why = nodes.missing()
+    if why:
+        pytest.skip(why)
+    booted = nodes.boot("opsctl-contract", tmp_path_factory.mktemp("nodes"))
+    yield booted
+    booted.stop()
+
+
+@pytest.fixture(params=["embedded", pytest.param("systemd", marks=pytest.mark.nodes)])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    if request.param == "embedded":
+        yield from _embedded(tmp_path)
+    else:
+        yield from _systemd(request.getfixturevalue("node"))
+
+
+def _embedded(folder: Path) -> Iterator[Make]:
+    made: list[EmbeddedService] = []
+    env = {"PATH": os.environ["PATH"], "XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder / "run"), "HOME": str(folder)}
+
+    def make(*args: str) -> ServiceManager:
+        name = f"steady{len(made)}"
+        argv = [sys.executable, str(STEADY), "serve", *args]
+        (folder / f"{name}.toml").write_text(f"argv = {json.dumps(argv)}\nrestart_s = 0.3\nstop_s = 2\nenv = {{ MARK = 'defined' }}\n")
+        made.append(EmbeddedService(folder, name, env))
+        return made[-1]
+
+    yield make
+    for service in made:
+        if token := service.lease_token():
+            service.disarm(token)
+        service.end()
+        wait_until(lambda service=service: service.ended, what="the supervisor to end")
+
+
+def _systemd(node: nodes.SystemdNode) -> Iterator[Make]:
+    made: list[SystemdService] = []
+
+    def make(*args: str) -> ServiceManager:
+        unit = f"steady{len(list(node.root.glob('etc/systemd/system/steady*.service')))}.service"
+        start = " ".join(json.dumps(word) for word in [sys.executable, str(STEADY), "serve", *args])
+        (node.root / "etc/systemd/system" / unit).write_text(
+            f"[Service]\nType=notify\nExecStart={start}\nEnvironment=MARK=defined PYTHONUNBUFFERED=1\nKillMode=mixed\nTimeoutStopSec=2\n"
+            "Restart=on-failure\nRestartSec=0.3\n[Unit]\nStartLimitIntervalSec=0\n"
+        )
+        node.run(["systemctl", "daemon-reload"])
+        made.append(SystemdService(node, unit))
+        return made[-1]
+
+    yield make
+    for service in made:
+        if token := service.lease_token():
+            service.disarm(token)
+        service.remove_trial()
+    wait.stop(made, WAITER, 10)
+
+
+def start(service: ServiceManager) -> str:
+    """Start and wait until it is ready; the invocation."""
+    wait.start([service], WAITER, 10)
+    WAITER.until("ready", lambda: service.snapshot().state is State.active, 10)
+    return service.snapshot().invocation_id
+
+
+def said(service: ServiceManager, invocation: str) -> dict[str, Any]:
+    """What the program printed about this start of itself."""
+    found: list[str] = []
+
+    def there() -> bool:
+        found[:] = [line.text for line in service.log(invocation) if line.text.startswith("start ")]
+        return bool(found)
+
+    wait_until(there, what="the program's own line")
+    answer: dict[str, Any] = json.loads(found[0].removeprefix("start "))
+    return answer
+
+
+def test_a_start_has_an_invocation_that_the_program_knows_too(make: Make) -> None:
+    service = make("--one")
+    assert service.snapshot().state is State.inactive
+    invocation = start(service)
+    found = service.snapshot()
+    assert len(invocation) == 32 and found.main_pid > 0 and found.restarts == 0 and found.result == "success" and found.since_mono > 0
+    assert said(service, invocation) == {"invocation": invocation, "argv": ["serve", "--one"], "mark": "defined"}
+    assert list(service.argv())[-2:] == ["serve", "--one"] == list(service.command().argv)[-2:]
+    assert service.preflight() == ()
+
+
+def test_each_start_has_lines_of_its_own_and_the_managers_lines_about_it(make: Make) -> None:
+    service = make()
+    first = start(service)
+    wait.stop([service], WAITER, 10)
+    assert service.snapshot().state is State.inactive and service.snapshot().main_pid == 0
+    second = start(service)
+    assert first != second
+    assert said(service, first)["invocation"] == first and said(service, second)["invocation"] == second
+    for invocation, other in ((first, second), (second, first)):
+        lines = service.log(invocation)
+        assert any(line.manager for line in lines)
+        assert not any(other in line.text for line in lines)
+    assert service.log("0" * 32) == ()
+
+
+def test_a_service_is_activating_until_it_says_ready(make: Make) -> None:
+    service = make("--unready")
+    wait.start([service], WAITER, 10)
+    said(service, service.snapshot().invocation_id)
+    found = service.snapshot()
+    assert found.state is State.activating and found.running and not found.waiting_to_restart
+
+
+def test_a_crash_is_restarted_and_its_whole_traceback_stays_with_its_own_start(make: Make) -> None:
+    service = make("--raise")
+    first = next(iter(wait.start([service], WAITER, 10).values())).invocation_id
+    WAITER.until("a restart", lambda: service.snapshot().restarts >= 1 and service.snapshot().invocation_id != first, 10)
+    wait_until(lambda: any("Main process exited" in line.text for line in service.log(first)), what="the manager's line about the exit")
+    texts = [line.text for line in service.log(first) if not line.manager]
+    head = texts.index("Traceback (most recent call last):")
+    assert texts[-1] == "ValueError: of this very start" and len(texts) - head >= 3
+    wait.stop([service], WAITER, 10)
+    assert not service.snapshot().waiting_to_restart
+
+
+def test_an_end_with_status_0_is_no_failure_and_no_restart(make: Make) -> None:
+    service = make("--silent-exit")
+    wait.start([service], WAITER, 10)
+    WAITER.until("the end", lambda: service.snapshot().state is State.inactive, 10)
+    assert service.snapshot().restarts == 0 and service.snapshot().result == "success"
+
+
+def test_a_stop_leaves_nothing_even_of_a_child_in_a_session_of_its_own(make: Make) -> None:
+    service = make("--child")
+    start(service)
+    _, out, _ = service.run(("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), 10)
+    assert "sleep 4242" in out
+    wait.stop([service], WAITER, 10)
+    _, out, _ = service.run(("sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"), 10)
+    assert "sleep 4242" not in out
+
+
+def test_awkward_arguments_and_variables_arrive_byte_for_byte(make: Make) -> None:
+    service = make()
+    argv = (*service.command().argv, *AWKWARD)
+    mark = "m $HOME 100% \"q\" \\ 'x'"
+    service.arm(Lease("t", 60))
+    service.write_trial(Override(argv, {"MARK": mark}))
+    assert service.command().argv == argv
+    assert service.read_change().trial == Override(argv, {"MARK": mark})
+    invocation = start(service)
+    assert said(service, invocation)["argv"] == ["serve", *AWKWARD]
+    assert said(service, invocation)["mark"] == mark
+    assert service.argv()[-len(AWKWARD) :] == tuple(AWKWARD)
+
+
+def test_a_trial_hides_the_committed_override_until_it_is_committed_or_removed(make: Make) -> None:
+    service = make("--one")
+    base = service.command().argv
+    service.arm(Lease("t", 60))
+    service.write_trial(Override((*base, "--two"), {}))
+    service.commit_trial()
+    assert service.command().argv == (*base, "--two")
+    assert service.read_change() == type(service.read_change())(Override((*base, "--two"), {}), None)
+    service.write_trial(Override((*base, "--three"), {}))
+    assert service.command().argv == (*base, "--three")
+    service.remove_trial()
+    assert service.command().argv == (*base, "--two")
+    service.remove_trial()
+    service.commit_trial()
+    assert service.command().argv == (*base, "--two")
+
+
+def test_a_lease_that_ends_removes_the_trial_and_restarts(make: Make) -> None:
+    service = make("--one")
+    first = start(service)
+    service.arm(Lease("t", 0.6))
+    service.write_trial(Override((*service.command().argv, "--trial"), {}))
+    wait_until(lambda: service.lease_token() == "" and service.snapshot().invocation_id != first, what="the dead-man")
+    assert service.read_change().trial is None
+    WAITER.until("ready", lambda: service.snapshot().state is State.active, 10)
+    assert "--trial" not in service.argv()
+    with pytest.raises(LeaseLost):
+        service.renew("t", 60)
+    assert service.decided(Lease("t", 1)) == "revert"
+
+
+def test_a_dead_man_finishes_what_was_decided_as_committed(make: Make) -> None:
+    service = make("--one")
+    first = start(service)
+    lease = Lease("t", 0.6)
+    service.arm(lease)
+    wanted = (*service.command().argv, "--kept")
+    service.write_trial(Override(wanted, {}))
+    assert service.decide(lease, "commit") == "commit" == service.decide(lease, "revert")
+    wait_until(lambda: service.read_change().trial is None, what="the dead-man")
+    assert service.read_change().committed == Override(wanted, {})
+    assert service.snapshot().invocation_id == first
+
+
+def test_a_renewed_lease_lives_and_nobody_else_gets_in(make: Make) -> None:
+    service = make()
+    start(service)
+    service.arm(Lease("t", 1.0))
+    service.renew("t", 60)
+    assert service.lease_token() == "t"
+    with pytest.raises(Locked):
+        service.arm(Lease("other", 1))
+    with pytest.raises(LeaseLost):
+        service.renew("other", 1)
+    service.disarm("other")
+    assert service.lease_token() == "t"
+    service.disarm("t")
+    assert service.lease_token() == ""
+
+
+def test_files_and_commands_are_read_where_the_service_runs(make: Make, tmp_path: Path) -> None:
+    service = make()
+    assert service.read_file("/proc/sys/kernel/ostype") == b"Linux\n"
+    with pytest.raises(FileNotFoundError):
+        service.read_file("/no/such/file")
+    assert service.run(("sh", "-c", 'echo "$MARK"; exit 3'), 10)[:2] == (3, "defined\n")
+
+
+@pytest.mark.nodes
+def test_an_argument_that_systemd_would_expand_is_refused_not_guessed(node: nodes.SystemdNode) -> None:
+    (node.root / "etc/systemd/system/expands.service").write_text("[Service]\nExecStart=/bin/sleep $SECONDS_TO_SLEEP 100%%\n")
+    node.run(["systemctl", "daemon-reload"])
+    with pytest.raises(ServiceError, match="SECONDS_TO_SLEEP"):
+        SystemdService(node, "expands.service").command()
+
+
+@pytest.mark.nodes
+def test_what_would_outlive_a_stop_or_win_over_the_trial_is_refused(node: nodes.SystemdNode) -> None:
+    folder = node.root / "etc/systemd/system/loose.service.d"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "zzz-mine.conf").write_text("[Service]\nEnvironment=A=b\n")
+    (node.root / "etc/systemd/system/loose.service").write_text("[Service]\nExecStart=/bin/sleep 100\nKillMode=process\n")
+    node.run(["systemctl", "daemon-reload"])
+    problems = SystemdService(node, "loose.service").preflight()
+    assert len(problems) == 2
+    assert "KillMode=process" in problems[0] and "zzz-mine.conf" in problems[1]
+    assert "no.service" in SystemdService(node, "no.service").preflight()[0]
+
+
+@pytest.mark.nodes
+def test_a_drop_in_edited_by_hand_is_noticed(node: nodes.SystemdNode) -> None:
+    (node.root / "etc/systemd/system/edited.service").write_text("[Service]\nExecStart=/bin/sleep 100\n")
+    service = SystemdService(node, "edited.service")
+    service.write_trial(Override(("/bin/sleep", "200"), {}))
+    path = node.root / "run/systemd/system/edited.service.d/zz-opsctl-90-trial.conf"
+    path.write_text(path.read_text().replace("200", "300", 1))
+    with pytest.raises(ServiceError, match="changed by hand"):
+        service.read_change()
+    service.remove_trial()
+
+
+@pytest.mark.nodes
+def test_a_start_that_systemd_refuses_for_its_limit_is_made_all_the_same(node: nodes.SystemdNode) -> None:
+    (node.root / "etc/systemd/system/limited.service").write_text(
+        "[Unit]\nStartLimitBurst=1\nStartLimitIntervalSec=1h\n[Service]\nExecStart=/bin/false\n"
+    )
+    node.run(["systemctl", "daemon-reload"])
+    service = SystemdService(node, "limited.service")
+    first = next(iter(wait.start([service], WAITER, 10).values())).invocation_id
+    WAITER.until("its failure", lambda: service.snapshot().state is State.failed, 10)
+    assert next(iter(wait.start([service], WAITER, 10).values())).invocation_id != first
