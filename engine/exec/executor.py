@@ -7,6 +7,7 @@ and the group shares what it drew, so ranks cannot part by drawing differently.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.grammar.backends import GrammarBackend, Matcher
-    from engine.model.model import Model
+    from engine.model.registry import Model
     from engine.parallel.group import Group
+
+
+_HANDOVER_S = 0.00002
 
 
 @dataclass
@@ -123,6 +127,8 @@ class Executor:
         self._record_begin(step)
         batch = lay_out(plan.step, segments, self._kv.page_size, self._device.torch_device)
         self._device.stream.launch(lambda: self._forward(step, batch))
+        if self._device.torch_device.type == "cpu":
+            time.sleep(_HANDOVER_S)  # the stream thread needs the interpreter to begin: what follows here can wait for it
         masks = self._masks(step) if step.masked and self._grammar is not None else None
         box.enter(Phase.launch)
         rows = self._sampling_rows(step) if self._group.rank == 0 else []
