@@ -44,11 +44,27 @@ class NativeOps:
         self._layers = (LayerStruct * config.layers)(*(_layer(w, window) for w, window in zip(weights.layers, config.windows, strict=True)))
         self._model = ModelStruct(
             ctypes.addressof(self._layers), self._table.data_ptr(), config.hidden, len(shard.heads), len(shard.kv_heads), config.head_dim,
-            len(shard.inner), self._dtype is torch.bfloat16, config.rms_eps, 1 / math.sqrt(config.head_dim),
+            len(shard.inner), self._dtype is torch.bfloat16, 0, 0, config.rms_eps, 1 / math.sqrt(config.head_dim),
         )  # fmt: skip
         self._few = _few_tokens(self._dtype)
-        self._packed = _pack(weights) if self._dtype is torch.bfloat16 else None
+        bf16 = self._dtype is torch.bfloat16
+        self._packed = _pack(weights) if bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
+        self._head = weights.head
+        if bf16 and self._packed and library.lastbatch_has_panels():
+            self._use_panels()
         self._scratch: dict[str, torch.Tensor] = {}
+
+    def _use_panels(self) -> None:
+        """Lay the matrices out in panels, in place; the larger steps have their own copies. A tied head gets a copy,
+        because the embedding reads the original."""
+        matrices = [getattr(layer, name) for layer in self._weights.layers for name in _MATRICES]
+        if any(matrix.shape[0] % 16 or matrix.shape[1] % 2 for matrix in (*matrices, self._head)):
+            return
+        if self._head is self._weights.embed:
+            self._head = torch.empty_like(self._head)
+        for matrix, into in (*((matrix, matrix) for matrix in matrices), (self._weights.head, self._head)):
+            self._library.lastbatch_pack(matrix.data_ptr(), *matrix.shape, into.data_ptr())
+        self._model.panels = 1
 
     def run_layers(self, hidden: torch.Tensor, batch: ForwardBatch, kv: KVPool, on_layer: Callable[[int], None] | None) -> torch.Tensor:
         tokens = len(batch.tokens)
@@ -123,12 +139,19 @@ class NativeOps:
         return add_norm(residual, delta, weight, self._config.rms_eps)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
-        head = self._weights.head
+        head = self._head
         if len(normed) > self._few:
-            return _packed_linear(normed, self._packed[-1]["head"], None).float() if self._packed else F.linear(normed, head)
+            return (_packed_linear(normed, self._packed[-1]["head"], None) if self._packed else F.linear(normed, head)).float()
         logits = torch.empty((len(normed), len(head)), dtype=torch.float32)
         self._library.lastbatch_head(
-            ctypes.byref(self._model), normed.data_ptr(), len(normed), head.shape[1], head.data_ptr(), len(head), logits.data_ptr()
+            ctypes.byref(self._model),
+            self._model.panels,
+            normed.data_ptr(),
+            len(normed),
+            head.shape[1],
+            head.data_ptr(),
+            len(head),
+            logits.data_ptr(),
         )
         return logits
 

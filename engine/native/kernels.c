@@ -32,7 +32,7 @@ typedef struct {  // mirrored by engine/native/kernels.py, as are model_t and st
 typedef struct {
     const layer_t *layers;
     const float *rope;  // [context, head_dim]: cosines, then sines
-    int32_t hidden, heads, kv_heads, head_dim, inner, is_bf16;
+    int32_t hidden, heads, kv_heads, head_dim, inner, is_bf16, panels, unused;
     float eps, scale;
 } model_t;
 
@@ -47,6 +47,8 @@ typedef struct {
 } step_t;
 
 INLINE v16 splat(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+INLINE i16 splat_int(int32_t x) { return (i16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 INLINE float add_up(v16 x) {
 #if defined(__AVX512F__)
@@ -107,6 +109,35 @@ static float *scratch(size_t floats) {
     return block;
 }
 
+INLINE v16 swap(v16 a, v16 b, i16 from) { return __builtin_shuffle(a, b, from); }
+
+// The sums of the lanes of 16 vectors, as one vector.
+INLINE v16 add_up_16(v16 *x) {
+    const i16 low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const i16 low4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
+    const i16 low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    const i16 low1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
+    const i16 eight = splat_int(8), four = splat_int(4), two = splat_int(2), one = splat_int(1);
+    for (int i = 0; i < 8; i++) x[i] = swap(x[i], x[i + 8], low8) + swap(x[i], x[i + 8], low8 + eight);
+    for (int i = 0; i < 4; i++) x[i] = swap(x[i], x[i + 4], low4) + swap(x[i], x[i + 4], low4 + four);
+    for (int i = 0; i < 2; i++) x[i] = swap(x[i], x[i + 2], low2) + swap(x[i], x[i + 2], low2 + two);
+    return swap(x[0], x[1], low1) + swap(x[0], x[1], low1 + one);
+}
+
+// The dot products of q with 16 rows of `size` floats each, a multiple of 16.
+INLINE v16 dots(const float *q, const float *rows, int size) {
+    v16 sums[LANES];
+    v16 first = *(const v16 *)q;
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) sums[j] = first * *(const v16 *)(rows + (size_t)j * size);
+    for (int c = LANES; c < size; c += LANES) {
+        v16 part = *(const v16 *)(q + c);
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++) sums[j] += part * *(const v16 *)(rows + (size_t)j * size + c);
+    }
+    return add_up_16(sums);
+}
+
 // acc[q][0..63] += a[q][0..count-1] times b[0..count-1][0..63], for a constant number of rows q.
 INLINE void multiply(const int rows, const float *a, int a_stride, const float *b, int b_stride, int count, v16 (*acc)[4]) {
     for (int k = 0; k < count; k++) {
@@ -156,7 +187,114 @@ INLINE v16 load_f32(const float *p) {
 #undef WIDEN
 #undef NARROW
 
-#define IS_BF16
+#if defined(__AVX512BF16__)
+// Matrices in panels: 16 rows of w side by side, pairs of columns together, w[n, k] -> [n / 16][k / 2][16][2]. A row of x
+// then meets a panel without sums across lanes, and the panel is read from memory as one stream.
+#define PANELS
+
+// panel_tile_RxP: R rows of x by P panels, with C sums for each output that are added last. Sizes are literal, so that
+// all sums stay in registers.
+#define EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < n; i++)
+#define PAIR(R, P, c)                                                                                           \
+    {                                                                                                           \
+        __m512bh wide[P];                                                                                       \
+        EACH(p, P) wide[p] = (__m512bh)_mm512_loadu_si512(w + p * panel + (size_t)(at + c) * 32);               \
+        EACH(r, R) {                                                                                            \
+            int32_t both;                                                                                       \
+            memcpy(&both, x + (size_t)r * k + 2 * (at + c), 4);                                                 \
+            __m512bh same = (__m512bh)_mm512_set1_epi32(both);                                                  \
+            EACH(p, P) acc[r][p][c] = _mm512_dpbf16_ps(acc[r][p][c], wide[p], same);                            \
+        }                                                                                                       \
+    }
+#define PANEL_TILE(R, P, C)                                                                                     \
+    static void panel_tile_##R##x##P(const uint16_t *x, int k, const uint16_t *w, __m512(*out)[2]) {            \
+        __m512 acc[R][P][C];                                                                                    \
+        int pairs = k / 2, at = 0;                                                                              \
+        size_t panel = (size_t)k * 16;                                                                          \
+        EACH(r, R) EACH(p, P) EACH(c, C) acc[r][p][c] = _mm512_setzero_ps();                                    \
+        for (; at + C <= pairs; at += C) EACH(c, C) PAIR(R, P, c)                                               \
+        for (; at < pairs; at++) PAIR(R, P, 0)                                                                  \
+        EACH(r, R) EACH(p, P) {                                                                                 \
+            __m512 sum = acc[r][p][0];                                                                          \
+            _Pragma("GCC unroll 8") for (int c = 1; c < C; c++) sum = _mm512_add_ps(sum, acc[r][p][c]);         \
+            out[r][p] = sum;                                                                                    \
+        }                                                                                                       \
+    }
+PANEL_TILE(1, 1, 4)
+PANEL_TILE(1, 2, 4)
+PANEL_TILE(2, 2, 4)
+PANEL_TILE(4, 2, 2)
+PANEL_TILE(8, 2, 1)
+
+static void linear_panels(const uint16_t *x, int rows, int k, const uint16_t *w, int n, const uint16_t *bias, uint16_t *out, float *wide) {
+#pragma omp for schedule(static)
+    for (int j = 0; j < n; j += 32) {
+        const uint16_t *panel = w + (size_t)j * k;
+        int panels = n - j >= 32 ? 2 : 1;
+        for (int i = 0; i < rows;) {
+            __m512 found[8][2];
+            const uint16_t *from = x + (size_t)i * k;
+            int left = rows - i, taken;
+            if (panels == 1) {
+                panel_tile_1x1(from, k, panel, found);
+                taken = 1;
+            } else if (left >= 8) {
+                panel_tile_8x2(from, k, panel, found);
+                taken = 8;
+            } else if (left >= 4) {
+                panel_tile_4x2(from, k, panel, found);
+                taken = 4;
+            } else if (left >= 2) {
+                panel_tile_2x2(from, k, panel, found);
+                taken = 2;
+            } else {
+                panel_tile_1x2(from, k, panel, found);
+                taken = 1;
+            }
+            for (int r = 0; r < taken; r++)
+                for (int p = 0; p < panels; p++) {
+                    size_t at = (size_t)(i + r) * n + j + 16 * p;
+                    __m512 value = found[r][p];
+                    if (bias) {
+                        __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(bias + j + 16 * p)));
+                        value = _mm512_add_ps(value, _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)));
+                    }
+                    if (wide)
+                        _mm512_storeu_ps(wide + at, value);
+                    else
+                        _mm256_storeu_si256((__m256i *)(out + at), (__m256i)_mm512_cvtneps_pbh(value));
+                }
+            i += taken;
+        }
+    }
+}
+#endif
+
+// Whether lastbatch_pack and panels can be used at all.
+int32_t lastbatch_has_panels(void) {
+#ifdef PANELS
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// bf16 w [n, k] to panels; n a multiple of 16, k even. out may be w.
+void lastbatch_pack(const uint16_t *w, int32_t n, int32_t k, uint16_t *out) {
+#pragma omp parallel
+    {
+        uint16_t *panel = malloc((size_t)k * 16 * sizeof(uint16_t));
+        if (!panel) abort();
+#pragma omp for schedule(static)
+        for (int j = 0; j < n; j += 16) {
+            for (int r = 0; r < 16; r++)
+                for (int c = 0; c < k; c++) panel[(size_t)(c / 2) * 32 + 2 * r + c % 2] = w[(size_t)(j + r) * k + c];
+            memcpy(out + (size_t)j * k, panel, (size_t)k * 16 * sizeof(uint16_t));
+        }
+        free(panel);
+    }
+}
+
 #define T uint16_t
 #define NAME(x) x##_bf16
 #define WIDEN(x) widen(x)
@@ -229,10 +367,10 @@ void lastbatch_silu_mul(const model_t *m, step_t *s) {
 }
 
 // out f32 [rows, n] = x [rows, k] times the transpose of w [n, k], for few rows.
-void lastbatch_head(const model_t *m, const void *x, int32_t rows, int32_t k, const void *w, int32_t n, float *out) {
+void lastbatch_head(const model_t *m, int32_t panels, const void *x, int32_t rows, int32_t k, const void *w, int32_t n, float *out) {
 #pragma omp parallel
     if (m->is_bf16)
-        linear_bf16(x, rows, k, w, n, NULL, NULL, out);
+        linear_bf16(panels, x, rows, k, w, n, NULL, NULL, out);
     else
-        linear_f32(x, rows, k, w, n, NULL, NULL, out);
+        linear_f32(0, x, rows, k, w, n, NULL, NULL, out);
 }

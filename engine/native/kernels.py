@@ -19,7 +19,7 @@ class ModelStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.c_void_p),
         ("rope", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "is_bf16")),
+        *((name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "is_bf16", "panels", "unused")),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
     )
@@ -48,7 +48,9 @@ def load() -> ctypes.CDLL | None:
     found.lastbatch_norm.argtypes = (model, step, data)
     found.lastbatch_attention.argtypes = (model, step, number)
     found.lastbatch_silu_mul.argtypes = (model, step)
-    found.lastbatch_head.argtypes = (model, data, number, number, data, number, data)
-    for name in ("layers", "attention_half", "mlp_half", "norm", "attention", "silu_mul", "head"):
+    found.lastbatch_head.argtypes = (model, number, data, number, number, data, number, data)
+    found.lastbatch_pack.argtypes = (data, number, number, data)
+    found.lastbatch_has_panels.restype = number
+    for name in ("layers", "attention_half", "mlp_half", "norm", "attention", "silu_mul", "head", "pack"):
         getattr(found, f"lastbatch_{name}").restype = None
     return found

@@ -15,74 +15,27 @@ INLINE float NAME(dot)(const T *a, const T *b, int k) {
     return total;
 }
 
-#if defined(IS_BF16) && defined(__AVX512BF16__)
-// x_rows by w_rows dot products at once; both are constants where this is called.
-INLINE void NAME(tile)(const int x_rows, const int w_rows, const T *x, const T *w, int k, float *out, int out_stride) {
-    __m512 acc[x_rows][w_rows];
-#pragma GCC unroll 8
-    for (int i = 0; i < x_rows; i++)
-#pragma GCC unroll 8
-        for (int j = 0; j < w_rows; j++) acc[i][j] = _mm512_setzero_ps();
-    for (int at = 0; at < k; at += 32) {
-        __mmask32 mask = k - at >= 32 ? 0xffffffffu : (1u << (k - at)) - 1;
-        __m512bh wide[w_rows];
-#pragma GCC unroll 8
-        for (int j = 0; j < w_rows; j++) wide[j] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + (size_t)j * k + at);
-#pragma GCC unroll 8
-        for (int i = 0; i < x_rows; i++) {
-            __m512bh row = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + (size_t)i * k + at);
-#pragma GCC unroll 8
-            for (int j = 0; j < w_rows; j++) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], row, wide[j]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < x_rows; i++)
-#pragma GCC unroll 8
-        for (int j = 0; j < w_rows; j++) out[i * out_stride + j] = _mm512_reduce_add_ps(acc[i][j]);
-}
-#else
-INLINE void NAME(tile)(const int x_rows, const int w_rows, const T *x, const T *w, int k, float *out, int out_stride) {
-    for (int j = 0; j < w_rows; j++)
-        for (int i = 0; i < x_rows; i++) out[i * out_stride + j] = NAME(dot)(x + (size_t)i * k, w + (size_t)j * k, k);
-}
-#endif
-
 // [rows, k] times the transpose of w [n, k]: to out, or to wide in f32.
-static void NAME(linear)(const T *x, int rows, int k, const T *w, int n, const T *bias, T *out, float *wide) {
-    enum { WIDTH = 8 };
+static void NAME(linear_rows)(const T *x, int rows, int k, const T *w, int n, const T *bias, T *out, float *wide) {
 #pragma omp for schedule(static)
-    for (int block = 0; block < (n + WIDTH - 1) / WIDTH; block++) {
-        int j = block * WIDTH, count = n - j < WIDTH ? n - j : WIDTH;
-        const T *part = w + (size_t)j * k;
-        for (int i = 0; i < rows;) {
-            float found[4][WIDTH];
-            const T *from = x + (size_t)i * k;
-            int taken = rows - i < 4 ? rows - i : 4;
-            if (count < WIDTH) {
-                for (int c = 0; c < count; c++)
-                    for (int r = 0; r < taken; r++) NAME(tile)(1, 1, from + (size_t)r * k, part + (size_t)c * k, k, &found[r][c], WIDTH);
-            } else if (taken == 1) {
-                NAME(tile)(1, 8, from, part, k, found[0], WIDTH);
-            } else if (taken == 2) {
-                NAME(tile)(2, 8, from, part, k, found[0], WIDTH);
-            } else if (taken == 3) {
-                NAME(tile)(3, 4, from, part, k, found[0], WIDTH);
-                NAME(tile)(3, 4, from, part + (size_t)4 * k, k, found[0] + 4, WIDTH);
-            } else {
-                NAME(tile)(4, 4, from, part, k, found[0], WIDTH);
-                NAME(tile)(4, 4, from, part + (size_t)4 * k, k, found[0] + 4, WIDTH);
-            }
-            for (int r = 0; r < taken; r++)
-                for (int c = 0; c < count; c++) {
-                    float value = found[r][c] + (bias ? WIDEN(bias[j + c]) : 0);
-                    if (wide)
-                        wide[(size_t)(i + r) * n + j + c] = value;
-                    else
-                        out[(size_t)(i + r) * n + j + c] = NARROW(value);
-                }
-            i += taken;
+    for (int j = 0; j < n; j++)
+        for (int i = 0; i < rows; i++) {
+            float value = NAME(dot)(x + (size_t)i * k, w + (size_t)j * k, k) + (bias ? WIDEN(bias[j]) : 0);
+            if (wide)
+                wide[(size_t)i * n + j] = value;
+            else
+                out[(size_t)i * n + j] = NARROW(value);
         }
+}
+
+static void NAME(linear)(int panels, const T *x, int rows, int k, const T *w, int n, const T *bias, T *out, float *wide) {
+#if defined(PANELS)
+    if (panels) {
+        linear_panels(x, rows, k, w, n, bias, out, wide);
+        return;
     }
+#endif
+    NAME(linear_rows)(x, rows, k, w, n, bias, out, wide);
 }
 
 // x = x / sqrt(mean(x^2) + eps) * weight
@@ -143,6 +96,13 @@ static void NAME(place)(const model_t *m, step_t *s, int layer) {
     }
 }
 
+INLINE void NAME(widen_row)(const T *from, float *to, int size, int padded) {
+    int c = 0;
+    for (; c + LANES <= size; c += LANES) *(v16 *)(to + c) = NAME(load)(from + c);
+    for (; c < size; c++) to[c] = WIDEN(from[c]);
+    for (; c < padded; c++) to[c] = 0;
+}
+
 // One piece of attention: `count` query tokens of a row from token `first` on, for the query heads of one key/value head.
 // A query vector is numbered token * group + head of the group.
 static void NAME(attend_piece)(const model_t *m, const step_t *s, int layer, int row, int kv_head, int head, int group, int first, int count) {
@@ -172,29 +132,19 @@ static void NAME(attend_piece)(const model_t *m, const step_t *s, int layer, int
     int begin = window && position - window + 1 > 0 ? (position - window + 1) / KEYS * KEYS : 0;
     for (int block = begin; block < position + count; block += KEYS) {
         int length = position + count - block < KEYS ? position + count - block : KEYS;
+        int page = block / s->page_size, offset = block % s->page_size;
         for (int j = 0; j < length; j++) {
-            int64_t at = ((int64_t)table[(block + j) / s->page_size] * s->page_size + (block + j) % s->page_size) * kv_width;
-            float *v_row = v_block + (size_t)j * padded;
-            int c = 0;
-            for (; c + LANES <= size; c += LANES) *(v16 *)(v_row + c) = NAME(load)(values + at + c);
-            for (; c < size; c++) v_row[c] = WIDEN(values[at + c]);
-            for (; c < padded; c++) v_row[c] = 0;
-            if (few) {
-                float *k_row = k_block + (size_t)j * padded;
-                for (c = 0; c + LANES <= size; c += LANES) *(v16 *)(k_row + c) = NAME(load)(keys + at + c);
-                for (; c < size; c++) k_row[c] = WIDEN(keys[at + c]);
-                for (; c < padded; c++) k_row[c] = 0;
-            } else {
-                for (c = 0; c < size; c++) k_block[(size_t)c * KEYS + j] = WIDEN(keys[at + c]);
-            }
+            int64_t at = ((int64_t)table[page] * s->page_size + offset) * kv_width;
+            if (++offset == s->page_size) offset = 0, page++;
+            NAME(widen_row)(values + at, v_block + (size_t)j * padded, size, padded);
+            if (few)
+                NAME(widen_row)(keys + at, k_block + (size_t)j * padded, size, padded);
+            else
+                for (int c = 0; c < size; c++) k_block[(size_t)c * KEYS + j] = WIDEN(keys[at + c]);
         }
         if (few) {
-            for (int j = 0; j < length; j++)
-                for (int v = 0; v < vectors; v++) {
-                    v16 sum = splat(0);
-                    for (int c = 0; c < padded; c += LANES) sum += *(v16 *)(q + (size_t)v * padded + c) * *(v16 *)(k_block + (size_t)j * padded + c);
-                    scores[v * KEYS + j] = add_up(sum);
-                }
+            for (int v = 0; v < vectors; v++)
+                for (int j = 0; j < length; j += LANES) *(v16 *)(scores + v * KEYS + j) = dots(q + (size_t)v * padded, k_block + (size_t)j * padded, padded);
         } else {
             if (length < KEYS)
                 for (int c = 0; c < size; c++) memset(k_block + (size_t)c * KEYS + length, 0, (size_t)(KEYS - length) * sizeof(float));
@@ -236,7 +186,7 @@ static void NAME(attend_piece)(const model_t *m, const step_t *s, int layer, int
 // head; where that gives too few pieces for the team, a piece is one query head.
 static void NAME(attend)(const model_t *m, step_t *s, int layer) {
     int group = m->heads / m->kv_heads;
-    if (group > QUERIES || s->tokens * m->kv_heads < 4 * omp_get_num_threads()) group = 1;
+    if (group > QUERIES || s->tokens * m->kv_heads < omp_get_num_threads()) group = 1;
     int chunk = QUERIES / group, parts = m->heads / group;
     int pieces = 0;
     for (int r = 0; r < s->rows; r++) pieces += (s->starts[r + 1] - s->starts[r] + chunk - 1) / chunk;
@@ -280,16 +230,16 @@ static void NAME(attention_half)(const model_t *m, step_t *s, int layer, int has
     const layer_t *w = &m->layers[layer];
     int qkv = (m->heads + 2 * m->kv_heads) * m->head_dim;
     NAME(norm)(m, s, w->input_norm, has_delta);
-    NAME(linear)(s->normed, s->tokens, m->hidden, w->qkv, qkv, w->qkv_bias, s->qkv, NULL);
+    NAME(linear)(m->panels, s->normed, s->tokens, m->hidden, w->qkv, qkv, w->qkv_bias, s->qkv, NULL);
     NAME(place)(m, s, layer);
     NAME(attend)(m, s, layer);
-    NAME(linear)(s->attended, s->tokens, m->heads * m->head_dim, w->o, m->hidden, w->o_bias, s->delta, NULL);
+    NAME(linear)(m->panels, s->attended, s->tokens, m->heads * m->head_dim, w->o, m->hidden, w->o_bias, s->delta, NULL);
 }
 
 static void NAME(mlp_half)(const model_t *m, step_t *s, int layer) {
     const layer_t *w = &m->layers[layer];
     NAME(norm)(m, s, w->post_norm, 1);
-    NAME(linear)(s->normed, s->tokens, m->hidden, w->gate_up, 2 * m->inner, w->gate_up_bias, s->gate_up, NULL);
+    NAME(linear)(m->panels, s->normed, s->tokens, m->hidden, w->gate_up, 2 * m->inner, w->gate_up_bias, s->gate_up, NULL);
     NAME(silu_mul)(m, s);
-    NAME(linear)(s->act, s->tokens, m->inner, w->down, m->hidden, w->down_bias, s->delta, NULL);
+    NAME(linear)(m->panels, s->act, s->tokens, m->inner, w->down, m->hidden, w->down_bias, s->delta, NULL);
 }
