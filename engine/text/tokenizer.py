@@ -103,18 +103,22 @@ class Tokenizer:
         text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any) -> str:
-        """The prompt of a conversation in OpenAI's form; ``kwargs`` are further variables of the template.
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, /, **variables: Any
+    ) -> str:
+        """The prompt of a conversation in OpenAI's form; ``variables`` are what else the template reads.
 
         ``add_generation_prompt`` is true unless given. Encode the result without ``add_special``: the template has
         written the special tokens.
 
         Raises:
-            TemplateError: there is no template, or it refuses or cannot render these messages.
+            TemplateError: there is no template, or it refuses or cannot render these messages, or a variable has a name that is taken.
         """
         if self._template is None:
             raise TemplateError(f"{self._where}: the model has no chat template; use /v1/completions or start with --chat-template FILE")
-        return self._template.render(messages, tools, {**self._special_text, **kwargs})
+        if taken := sorted({"messages", "tools"} & variables.keys()):
+            raise TemplateError(f"chat template: {taken[0]} cannot be given as a variable")
+        return self._template.render(messages, tools, {**self._special_text, **variables})
 
     def knows(self, token: int) -> bool:
         return token in self._text_of

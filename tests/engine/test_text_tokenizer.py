@@ -138,3 +138,23 @@ def test_named_templates_are_chosen_by_tools_and_none_at_all_is_said(folder: Pat
     assert not bare.has_chat_template
     with pytest.raises(TemplateError, match="no chat template"):
         bare.render_chat([])
+
+
+def test_variables_cannot_replace_the_conversation(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    for name in ("messages", "tools"):
+        with pytest.raises(TemplateError, match=f"{name} cannot be given"):
+            tokenizer.render_chat([{"role": "user", "content": "x"}], None, **{name: []})
+
+
+def test_the_default_models_tokenizer_and_template_are_those_of_transformers(default_model: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.AutoTokenizer.from_pretrained(default_model)
+    ours = Tokenizer.load(default_model)
+    for text in ("Hello, world! 12345 naïve 世界\n\tdef f(x):\n  return x", "<|im_start|>user\nhi<|im_end|>", "  leading .  , it 's"):
+        ids = ours.encode(text)
+        assert ids == reference.encode(text, add_special_tokens=False)
+        assert ours.decode(ids, skip_special=False) == text
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "why?"}]
+    expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ours.render_chat(messages) == expected
