@@ -82,8 +82,8 @@ class Watch:
             self._keep_book()
         self._finish_capture()
         self.status = {
-            "deployment": self.deployment.name, "state": judgement.state.value, "held": judgement.held, "quiet_s": round(judgement.quiet_s, 2),
-            "incident": self._book.to_json()["open"], "gaps": list(look.gaps), "looked_utc": utc(),
+            "deployment": self.deployment.name, "state": judgement.state.value, "held": judgement.held,
+            "quiet_s": round(judgement.quiet_s, 2), "incident": self._book.to_json()["open"], "gaps": list(look.gaps), "looked_utc": utc(),
         }  # fmt: skip
         return judgement
 
@@ -239,8 +239,8 @@ def _read_book(path: Path) -> Book:
 
 def _light(look: Look) -> list[dict[str, Any]]:
     return [
-        {"rank": rank, "phase": box.snapshot.host.phase.name, "device": box.snapshot.device.state.name, "step": box.snapshot.host.step,
-         "enqueued": box.snapshot.device.enqueued, "completed": box.snapshot.device.completed, "process": box.state}
+        {"rank": rank, "phase": box.snapshot.host.phase.name, "device": box.snapshot.device.state.name,
+         "step": box.snapshot.host.step, "enqueued": box.snapshot.device.enqueued, "completed": box.snapshot.device.completed, "process": box.state}
         for rank, box in sorted(look.boxes.items())
     ]  # fmt: skip
 

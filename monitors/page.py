@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import logging
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _DEADLINE_S = 20.0
 _USERINFO = re.compile(r"//[^/\s]*@")
@@ -25,6 +28,7 @@ def send(urls: Sequence[str], title: str, body: str, *, deadline_s: float = _DEA
     without their credentials."""
     if not urls:
         return Paged(False, "the fleet file has no [page] urls")
+    _apprise()  # here and not in a worker: warning filters belong to the whole process
     pool = concurrent.futures.ThreadPoolExecutor(len(urls))
     try:
         jobs = {pool.submit(_one, url, title, body): url for url in urls}
@@ -38,19 +42,30 @@ def send(urls: Sequence[str], title: str, body: str, *, deadline_s: float = _DEA
 
 def _one(url: str, title: str, body: str) -> str:
     """Why the page did not go out; empty when it did."""
-    import apprise
-
+    apprise = _apprise()
     try:
         sender = apprise.Apprise()
         if not sender.add(url):
             return "apprise knows no such address; see the list of services in its documentation"
-        with apprise.LogCapture(level=logging.WARNING) as log:  # type: ignore[no-untyped-call]
+        with apprise.LogCapture(level=logging.WARNING) as log:
             if sender.notify(body=body, title=title):
                 return ""
             said = " ".join(log.getvalue().split())
             return said[-300:] or "the service did not take it"
     except Exception as error:  # a plug-in's own fault is one more reason why a page did not go out
         return f"{type(error).__name__}: {error}"
+
+
+@functools.cache
+def _apprise() -> Any:
+    """apprise with its plug-ins loaded. Some of them import what this Python deprecates; that is not our caller's
+    matter. Imported late, since a monitor that never pages need not pay for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import apprise
+
+        apprise.Apprise().add("json://localhost/")
+    return apprise
 
 
 def _safe(url: str) -> str:

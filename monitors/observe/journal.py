@@ -102,15 +102,24 @@ class _Command:
 
     def poll(self) -> Reading[list[Entry]]:
         ended = self._process is not None and self._process.poll() is not None
-        if self._process is None or ended:
-            why, code = self._why, self._process.returncode if self._process else 0
-            try:
-                self.close()
-                self._start()
-            except OSError as error:
-                return gap(f"journalctl: {error.strerror}")
-            if ended:
-                return gap(f"journalctl on node {self._remote.name} ended with status {code}: {why or 'it said nothing'}; started again")
+        if ended and self._pumping is not None:
+            self._pumping.join(2)
+        found = self._drain()
+        if found or (self._process is not None and not ended):
+            return Reading(found)
+        # The cursor of the last record is known only now, when all of them have been taken: a reader that is started
+        # again goes on behind it.
+        why, code = self._why, self._process.returncode if self._process else None
+        try:
+            self.close()
+            self._start()
+        except OSError as error:
+            return gap(f"journalctl: {error.strerror}")
+        if not ended:
+            return Reading([])
+        return gap(f"journalctl on node {self._remote.name} ended with status {code}: {why or 'it said nothing'}; started again")
+
+    def _drain(self) -> list[Entry]:
         found: list[Entry] = []
         while self._lines:
             line = self._lines.popleft()
@@ -120,7 +129,7 @@ class _Command:
             entry = journal_entry(line, self._count)
             if entry:
                 found.append(entry)
-        return Reading(found)
+        return found
 
     def close(self) -> None:
         process, self._process = self._process, None

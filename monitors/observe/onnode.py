@@ -138,6 +138,11 @@ def _stack(tool: str, pid: int, native: bool, deadline_s: float) -> dict[str, An
     except (OSError, ValueError) as error:
         answer["reason"] = f"py-spy: {error}"
     after = _state(pid)
+    # A stop takes effect a moment after it was sent: where the dump failed, look again before trusting the state.
+    until = time.monotonic() + (0.3 if "reason" in answer else 0.0)
+    while after not in ("T", "t", "") and time.monotonic() < until:
+        time.sleep(0.02)
+        after = _state(pid)
     answer["continued"] = False
     if after in ("T", "t") and before not in ("T", "t"):
         with contextlib.suppress(OSError):

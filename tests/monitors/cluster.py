@@ -146,7 +146,12 @@ def web(pages: dict[str, tuple[int, str]] | None = None) -> Iterator[Web]:
 
 
 METRICS = "lastbatch:num_running_reqs 2.0\nlastbatch:num_queue_reqs 0.0\nlastbatch:generation_tokens_total 41.0\n"
-HEALTHY = {"/metrics": (200, METRICS), "/health": (200, "ok"), "/health_scheduler": (503, "stale"), "/server_info": (200, '{"version": "0"}')}
+HEALTHY = {
+    "/metrics": (200, METRICS),
+    "/health": (200, "ok"),
+    "/health_scheduler": (503, "stale"),
+    "/server_info": (200, '{"version": "0"}'),
+}
 
 
 def fleet_text(cluster_dirs: list[tuple[str, Path, Path]], api: str, pages: str = "", ranks: int = 3, more: str = "") -> str:

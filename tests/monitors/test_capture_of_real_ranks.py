@@ -36,7 +36,16 @@ def test_a_wedge_of_real_ranks_gets_its_class_and_its_suspect(tmp_path: Path, mo
         assert any(suspect in who for who in taken.verdict.suspects) if suspect else True
         assert bundle.verify(taken.folder).ok
         names = {path.name for path in taken.folder.iterdir()}
-        assert {"rank-0.box", "rank-1.box", "rank-2.box", "pyspy-0.json", "pyspy-1.json", "pyspy-2.json", "pyspy-0.t3.json", "ps.txt"} <= names
+        assert {
+            "rank-0.box",
+            "rank-1.box",
+            "rank-2.box",
+            "pyspy-0.json",
+            "pyspy-1.json",
+            "pyspy-2.json",
+            "pyspy-0.t3.json",
+            "ps.txt",
+        } <= names
         assert {"gpu.csv", "metrics.txt", "health.txt", "server.log", "manifest.json", "clocks.json", "verdict.json"} <= names
         assert "simulated" in (taken.folder / "gpu.csv").read_text()
         if mode == "stop":

@@ -1,8 +1,8 @@
 """One rank: ``python rank.py RUN_DIR RANK WORLD``. A line on standard input says what it does from then on:
 
-    idle | busy | slow | load
-    grammar | symmetric | mismatch | skip | callback | control | stop, and a step N: work up to it, then stand still
-    die
+idle | busy | slow | load
+grammar | symmetric | mismatch | skip | callback | control | stop, and a step N: work up to it, then stand still
+die
 """
 
 import os

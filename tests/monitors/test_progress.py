@@ -1,0 +1,173 @@
+"""The state machine with an injected clock, and what is declared when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import blackbox
+from engine.blackbox import BlackBox, Header, Phase
+from monitors.judge import incidents
+from monitors.judge.incidents import Book, Decision
+from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance, from_boxes
+
+LIMITS = Limits(stall_s=45)
+
+
+def drive(samples: list[Sample], memory: Memory | None = None, limits: Limits = LIMITS) -> list[Judgement]:
+    now, found = memory or Memory(), []
+    for sample in samples:
+        now, judgement = advance(now, sample, limits)
+        found.append(judgement)
+    return found
+
+
+def work(start: int, count: int, *, held: float = 2, moving: bool = True, every_s: float = 1.0, at: float = 0.0) -> list[Sample]:
+    return [
+        Sample(at + i * every_s, held, start + i if moving else start, "inv", steps=start + i if moving else start) for i in range(count)
+    ]
+
+
+def test_held_work_that_does_not_move_is_a_stall_after_the_limit_and_not_before() -> None:
+    found = drive(work(0, 10) + work(9, 60, moving=False, at=10))
+    stalled = [j for j in found if j.state is State.stalled]
+    assert stalled and stalled[0].changed and stalled[0].quiet_s >= 45
+    assert all(j.state is State.busy for j in found[:54])
+    assert any(j.suspicious for j in found) and not any(j.suspicious for j in found[:20])
+
+
+def test_idle_and_loading_never_stall_however_long() -> None:
+    idle = drive([Sample(i, 0, 7, "inv") for i in range(3000)])
+    loading = drive([Sample(i, 3, 7, "inv", loading=True) for i in range(3000)])
+    assert {j.state for j in idle} == {State.idle} and {j.state for j in loading} == {State.loading}
+
+
+def test_a_request_that_comes_after_a_long_idle_time_starts_a_clock_of_its_own() -> None:
+    found = drive([Sample(i, 0, 7, "inv") for i in range(500)] + work(7, 44, moving=False, at=500))
+    assert State.stalled not in {j.state for j in found}
+
+
+def test_a_gap_in_the_looking_is_not_silence() -> None:
+    memory = Memory()
+    for sample in work(0, 5):
+        memory, _ = advance(memory, sample, LIMITS)
+    _, judgement = advance(memory, Sample(9000.0, 2, 4, "inv", steps=4), LIMITS)
+    assert judgement.state is State.busy and judgement.quiet_s < 10
+
+
+def test_a_node_that_does_not_answer_stops_the_clock_and_does_not_reset_it() -> None:
+    still = work(4, 31, moving=False)
+    unknown = [Sample(31.0 + i, None, None, "inv") for i in range(100)]
+    found = drive(still + unknown + work(4, 20, moving=False, at=131))
+    assert found[60].state is State.unknown
+    assert found[-1].state is State.stalled
+
+
+def test_a_new_invocation_begins_anew() -> None:
+    samples = work(4, 40, moving=False) + [replace(s, invocation="next") for s in work(4, 40, moving=False, at=40)]
+    assert State.stalled not in {j.state for j in drive(samples)}
+
+
+def test_steps_that_end_but_far_slower_than_their_past_are_slow_and_no_stall() -> None:
+    fast = work(0, 200, every_s=0.5)
+    slow = [Sample(100 + i, 2, 200 + i // 10, "inv", steps=200 + i // 10) for i in range(400)]
+    found = drive(fast + slow)
+    assert found[-1].state is State.slow and State.stalled not in {j.state for j in found}
+    again = drive(fast + slow + work(240, 400, every_s=0.5, at=500))
+    assert again[-1].state is State.busy
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.01, 30), st.sampled_from([None, 0.0, 1.0, 5.0]), st.integers(0, 3), st.booleans()), max_size=80))
+def test_a_stall_always_means_held_work_and_that_much_watched_silence(steps: list[tuple[float, float | None, int, bool]]) -> None:
+    now, memory, silence = 0.0, Memory(), 0.0
+    previous: tuple[float | None, int] | None = None
+    for gap_s, held, token, loading in steps:
+        now += gap_s
+        memory, judgement = advance(memory, Sample(now, held, token, "inv", loading=loading), LIMITS)
+        if loading or held == 0:
+            silence = 0.0
+        elif held is not None:
+            silence = silence + gap_s if previous and previous[1] == token else 0.0 if previous and previous[1] != token else gap_s
+        previous = (held, token)
+        if judgement.state is State.stalled:
+            assert held and not loading and judgement.quiet_s >= 45
+
+
+def test_a_box_of_a_long_forward_pass_moves_by_its_layers(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "rank-0.box", Header(1, 0, 1, "d"))
+    box.enter(Phase.wait_device)
+    box.beat(held=1, step=3)
+    box.device_begin(3)
+    samples = []
+    for layer in range(4):
+        box.device_layer(layer)
+        samples.append(from_boxes(40.0 * layer, {0: blackbox.read(tmp_path / "rank-0.box")}, ended=False))
+    box.close()
+    assert {j.state for j in drive(samples)} == {State.busy}
+
+
+def test_beats_and_refused_requests_are_no_progress(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "rank-0.box", Header(1, 0, 1, "d"))
+    box.enter(Phase.recv)
+    box.beat(held=1)
+    before = from_boxes(0, {0: blackbox.read(tmp_path / "rank-0.box")}, ended=False)
+    box.counters["requests_received"] += 4
+    box.counters["requests_rejected"] += 4
+    box.beat()
+    box.publish()
+    after = from_boxes(0, {0: blackbox.read(tmp_path / "rank-0.box")}, ended=False)
+    box.close()
+    assert before.work == after.work and after.held == 1
+
+
+def test_only_a_leader_knows_what_is_held(tmp_path: Path) -> None:
+    boxes = {}
+    for rank, held in ((0, 0), (1, 3)):
+        box = BlackBox(tmp_path / f"rank-{rank}.box", Header(1, rank, 2, "d", tp=rank))
+        box.enter(Phase.recv)
+        box.beat(held=held)
+        boxes[rank] = blackbox.read(tmp_path / f"rank-{rank}.box")
+        box.close()
+    assert from_boxes(0, boxes, ended=False).held == 0
+    assert from_boxes(0, {1: boxes[1]}, ended=False).loading, "a rank is not there yet"
+
+
+def _judged(state: State, changed: bool = True) -> Judgement:
+    return Judgement(state, 0, 50 if state is State.stalled else 0, 1, changed)
+
+
+def test_one_wedge_is_one_incident_and_its_death_belongs_to_it() -> None:
+    wedged = Sample(0, 1, 9, "inv", steps=9)
+    book, decision = incidents.decide(Book(), _judged(State.stalled), wedged, 1000)
+    assert decision is Decision.declare_wedge
+    book = Book.from_json(book.to_json())  # as a monitor that was started again reads it
+    book, decision = incidents.decide(book, _judged(State.busy), wedged, 1001)
+    assert decision is Decision.none, "not yet watched long enough is no recovery"
+    book, decision = incidents.decide(book, _judged(State.stalled), wedged, 1050)
+    assert decision is Decision.none
+    book, decision = incidents.decide(book, _judged(State.ended), replace(wedged, ended=True), 1300)
+    assert decision is Decision.ended and not book.ends
+    book, decision = incidents.decide(book, _judged(State.idle), Sample(0, 0, 0, "next", steps=0), 1400)
+    assert decision is Decision.restarted and book.open is None
+
+
+def test_a_recovery_is_a_later_step_and_closes_the_incident() -> None:
+    book, _ = incidents.decide(Book(), _judged(State.stalled), Sample(0, 1, 9, "inv", steps=9), 0)
+    book, decision = incidents.decide(book, _judged(State.busy), Sample(0, 1, 10, "inv", steps=10), 5)
+    assert decision is Decision.recovered and book.open is None
+
+
+def test_crashes_in_a_row_are_counted_and_paged_once_for_each_class() -> None:
+    book = Book()
+    for number, invocation in enumerate(("a", "b", "c"), 1):
+        book, decision = incidents.decide(book, _judged(State.ended), Sample(0, None, 0, invocation, ended=True), 100.0 * number)
+        assert decision is Decision.declare_crash and len(book.ends) == number
+    assert incidents.page_due(book, "crash:crash_loop", 300)
+    book = incidents.with_page(book, "crash:crash_loop", 300)
+    assert not incidents.page_due(book, "crash:crash_loop", 400) and incidents.page_due(book, "crash:crash", 400)
+    late, _ = incidents.decide(book, _judged(State.ended), Sample(0, None, 0, "d", ended=True), 5000)
+    assert len(late.ends) == 1, "what is long past is no loop"

@@ -1,0 +1,97 @@
+"""Commands on a node: here, and over a real ssh to a real sshd on loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitors import fleet
+from monitors.observe import boxes
+from monitors.remote import NodeError, Remote
+from tests.monitors.cluster import Cluster, until
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+needs_sshd = pytest.mark.skipif(not Path(SSHD).exists() or os.geteuid() != 0, reason="needs sshd and root")
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Iterator[str]:
+    """What the fleet file's key ``ssh`` holds for a node behind a real sshd."""
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+    shutil.copy(tmp_path / "user.pub", tmp_path / "authorized")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    Path("/run/sshd").mkdir(exist_ok=True)
+    options = {"HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "authorized", "PidFile": "none", "StrictModes": "no",
+               "ListenAddress": "127.0.0.1", "UsePAM": "no", "PermitRootLogin": "yes"}  # fmt: skip
+    words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", "/dev/null", "-p", str(port), *words], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: _listens(port), "sshd listens")
+        yield f"-F none -i {tmp_path / 'user'} -p {port} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR 127.0.0.1"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_command_here_gives_its_output_and_status() -> None:
+    with Remote(fleet.Node(name="a")) as here:
+        done = here.run(["sh", "-c", "cat; echo no >&2; exit 3"], deadline_s=5, stdin=b"given")
+    assert (done.code, done.out, done.err) == (3, b"given", "no")
+
+
+def test_a_command_past_its_deadline_is_ended_with_its_children() -> None:
+    with Remote(fleet.Node(name="a")) as here:
+        started = time.monotonic()
+        with pytest.raises(NodeError, match=r"node a: sh .*: not done after 0\.3 s") as caught:
+            here.run(["sh", "-c", "sleep 61 & echo $! > /dev/null; sleep 61"], deadline_s=0.3)
+    assert caught.value.kind == "deadline" and time.monotonic() - started < 5
+
+
+@needs_sshd
+def test_commands_over_ssh_share_one_kept_open_connection(ssh: str) -> None:
+    with Remote(fleet.Node(name="b", ssh=ssh)) as there:
+        first = there.run(["echo", "a b", "c"], deadline_s=10)
+        assert first.out == b"a b c\n"
+        check = subprocess.run(
+            ["ssh", "-o", f"ControlPath={there._control}/%C", "-O", "check", *ssh.split()], capture_output=True, check=False
+        )
+        assert check.returncode == 0, check.stderr
+        assert there.run(["cat"], deadline_s=10, stdin=b"\0bytes\xff").out == b"\0bytes\xff"
+        folder = there._control
+    assert folder is not None and not folder.exists()
+
+
+@needs_sshd
+def test_boxes_come_over_ssh_with_the_nodes_own_clock(ssh: str, tmp_path: Path) -> None:
+    with Cluster(tmp_path, world=2) as cluster, Remote(fleet.Node(name="b", ssh=ssh)) as there:
+        cluster.work()
+        reading = boxes.copy(there, str(cluster.run_dir), deadline_s=10)
+        assert reading.value is not None, reading.reason
+        assert [box.rank for box in reading.value.boxes] == [0, 1]
+        for box in reading.value.boxes:
+            assert box.state in ("R", "S", "D") and box.snapshot.events and len(box.data) > 300_000
+            assert 0 <= (reading.value.clock.mono_ns - box.snapshot.host.mono_ns) / 1e9 < 5
+
+
+def test_a_node_that_cannot_be_reached_says_so_with_its_name() -> None:
+    with (
+        Remote(fleet.Node(name="b", ssh="-F none -o StrictHostKeyChecking=no -p 9 127.0.0.1")) as there,
+        pytest.raises(NodeError) as caught,
+    ):
+        there.run(["true"], deadline_s=5)
+    assert caught.value.kind == "unreachable" and "node b: ssh: " in str(caught.value)

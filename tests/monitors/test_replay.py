@@ -1,0 +1,128 @@
+"""Case folders through the command line and the library: the verdict, its evidence, and what is honest about gaps."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from monitors import casefolder
+from monitors.cli import app
+from monitors.exit_codes import ExitCode
+from monitors.judge.signatures import SIGNATURES
+from monitors.judge.verdict import Class, Verdict
+
+CASES = Path(__file__).parent / "cases"
+SHARED = Path(__file__).parents[3] / "shared/cases"
+EXPECTED = {
+    "grammar_barrier": "hang_grammar_barrier",
+    "host_callback": "hang_host_callback",
+    "tp_desync": "hang_tp_desync",
+    "stopped": "hang_stopped",
+    "driver_spin": "hang_asymmetric",
+    "long_prefill": "slow_not_hung",
+    "crash_loop": "crash_loop",
+    "cut_traceback": "crash",
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), EXPECTED.items())
+def test_a_recorded_case_gets_its_verdict(case: str, expected: str) -> None:
+    verdict = casefolder.judge(CASES / case)
+    assert verdict.verdict == expected, verdict.to_json()
+    assert verdict.evidence and all(item.text and item.cite.artefact for item in verdict.evidence)
+
+
+@pytest.mark.parametrize("case", ["100", "102", "103", "012", "108", "030", "104", "106", "005", "001"])
+def test_the_shared_cases_get_theirs(case: str) -> None:
+    folders = list(SHARED.glob(f"{case}-*")) if SHARED.is_dir() else []
+    if not folders:
+        pytest.skip("the shared cases are not beside this checkout")
+    wanted = re.findall(r"^(?:verdict|acceptable): (.*)$", (folders[0] / "case.yaml").read_text(), re.MULTILINE)
+    verdict = casefolder.judge(folders[0])
+    assert re.search(rf"\b{verdict.verdict.value}\b", " ".join(wanted)), (verdict.to_json(), wanted)
+
+
+@pytest.mark.parametrize("case", ["grammar_barrier", "host_callback", "tp_desync", "driver_spin"])
+def test_moved_lines_other_pids_and_renumbered_ranks_do_not_change_the_verdict(case: str, tmp_path: Path) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(CASES / case, folder)
+    stacks = sorted(folder.glob("pyspy-*.txt"))
+    texts = [re.sub(r"\.py:(\d+)\)", lambda m: f".py:{int(m[1]) + 413})", path.read_text()) for path in stacks]
+    for path, text in zip(stacks, reversed(texts), strict=True):
+        path.write_text(re.sub(r"\b(Process|Thread) (\d+)", lambda m: f"{m[1]} {int(m[2]) + 70000}", text))
+    assert casefolder.judge(folder).verdict == EXPECTED[case]
+
+
+def test_the_suspect_is_the_odd_rank_and_not_the_majority() -> None:
+    assert all("rank 0" in who for who in casefolder.judge(CASES / "driver_spin").suspects)
+    assert {who.split()[1] for who in casefolder.judge(CASES / "host_callback").suspects} == {"2", "3"}
+
+
+def test_the_evidence_cites_lines_that_say_it() -> None:
+    for item in casefolder.judge(CASES / "stopped").evidence:
+        if item.cite.line:
+            assert (CASES / "stopped" / item.cite.artefact).read_text().splitlines()[item.cite.line - 1].strip()
+    first = casefolder.judge(CASES / "stopped").evidence[0]
+    assert "stopped" in first.text and (first.cite.artefact, first.cite.line) == ("ps.txt", 4)
+
+
+def test_a_cut_traceback_is_called_cut_and_a_whole_one_is_given_with_type_and_message() -> None:
+    cut = casefolder.judge(CASES / "cut_traceback")
+    assert any("cut" in gap.reason for gap in cut.missing)
+    whole = casefolder.judge(CASES / "crash_loop")
+    assert any("TypeError: Worker.forward()" in item.text for item in whole.evidence)
+    assert not any("CancelledError" in item.text for item in whole.evidence)
+
+
+def test_less_evidence_makes_less_sure_and_names_the_gap(tmp_path: Path) -> None:
+    folder = tmp_path / "less"
+    shutil.copytree(CASES / "grammar_barrier", folder)
+    for path in (*folder.glob("pyspy-*"), folder / "health.txt"):
+        path.unlink()
+    before, after = casefolder.judge(CASES / "grammar_barrier"), casefolder.judge(folder)
+    assert after.verdict == "hang_symmetric_spin" and after.confidence < before.confidence
+    assert "stacks" in {gap.what for gap in after.missing}
+
+
+def test_files_that_cannot_be_read_are_listed_and_not_fatal(tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(CASES / "stopped", folder)
+    (folder / "rank-0.box").write_bytes(b"no box")
+    (folder / "pyspy-3.json").write_text("{cut")
+    (folder / "diary.txt").write_text("dear diary\n")
+    (folder / "server.log").write_bytes(b"\xff\xfe\x00" + (CASES / "stopped/server.log").read_bytes())
+    verdict = casefolder.judge(folder)
+    assert verdict.verdict == "hang_stopped"
+    assert {"rank-0.box", "pyspy-3.json", "diary.txt"} <= {gap.what for gap in verdict.missing}
+
+
+def test_replay_prints_the_verdict_object_and_its_exit_code_says_what_was_found() -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["replay", str(CASES / "tp_desync"), "--json"])
+    raw = json.loads(done.stdout)
+    assert done.exit_code == ExitCode.DONE
+    assert set(raw) == {"verdict", "confidence", "evidence", "missing", "suspects", "runbook"}
+    assert raw["verdict"] == "hang_tp_desync" and raw["runbook"] == "runbooks/hang_tp_desync.md"
+    assert set(raw["evidence"][0]) == {"for", "text", "artefact", "line"} and set(raw["missing"][0]) == {"what", "reason"}
+    assert Verdict.from_json(raw).to_json() == raw
+    assert runner.invoke(app, ["replay", str(CASES / "tp_desync"), "--fail-on-verdict"]).exit_code == ExitCode.FOUND
+    assert runner.invoke(app, ["replay", str(CASES / "long_prefill"), "--fail-on-verdict"]).exit_code == ExitCode.DONE
+    missing = runner.invoke(app, ["replay", str(CASES / "nothing")])
+    assert missing.exit_code == ExitCode.USAGE and "no such folder" in missing.stderr
+
+
+def test_no_rule_names_a_fault_or_a_case() -> None:
+    words = ("collective.skip", "verify_desync", "callback.stall", "decode.crash", "health.lie", "case.yaml")
+    rules = [str(signature) for signature in SIGNATURES]
+    rules += [path.read_text() for path in (Path(casefolder.__file__).parent / "engines").glob("*.toml")]
+    assert not [word for word in words for rule in rules if word in rule]
+
+
+def test_every_class_of_the_contract_exists_and_only_alarms_page() -> None:
+    assert len(Class) == 20
+    assert {c.value for c in Class if not c.is_alarm} == {"slow_not_hung", "loading_not_hung", "idle_not_hung", "healthy"}
