@@ -24,6 +24,7 @@ class Answer(Protocol):
     """An answer of one route. Fed in order, it gives both forms: deltas as they come and the whole at the end."""
 
     object_name: str
+    chunk_name: str
     choices: list[Choice]
 
     def opening(self) -> list[Delta]: ...

@@ -140,6 +140,7 @@ class ChatAnswer:
     """The choices of a chat completion."""
 
     object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
 
     def __init__(self, service: Service, request: ChatRequest, grammar: Grammar | None, count: int, *, starts_inside: bool) -> None:
         self._service = service

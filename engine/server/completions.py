@@ -92,7 +92,7 @@ class _Said:
 class CompletionAnswer:
     """The choices of a plain completion. ``prompts``: text and ids of each choice's prompt."""
 
-    object_name = "text_completion"
+    object_name = chunk_name = "text_completion"
 
     def __init__(self, service: Service, request: CompletionRequest, prompts: Sequence[tuple[str | list[int], list[int]]]) -> None:
         self._tokenizer = service.tokenizer

@@ -29,14 +29,18 @@ class Flight:
         self._last: dict[str, float] = {}
 
     def __enter__(self) -> Flight:
-        self._started = asyncio.get_running_loop().time()
-        for request in self._requests:
-            self._link.submit(request, self._answers)
-            self._open.add(request.rid)
+        self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def start(self) -> None:
+        """Send everything. Whoever does not use ``with`` must call ``close``."""
+        self._started = asyncio.get_running_loop().time()
+        for request in self._requests:
+            self._link.submit(request, self._answers)
+            self._open.add(request.rid)
 
     def close(self) -> None:
         """Abort what has not finished. Safe to repeat."""
@@ -58,15 +62,15 @@ class Flight:
         """Wait for the first answer and leave it where it is; after ``timeout_s`` go on without.
 
         Raises:
-            ApiError: the first answer is a refusal.
+            ApiError: the first answer is a refusal or a failure.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 first = await self._answers.get()
         except TimeoutError:
             return
-        if not isinstance(first, Tokens):
-            raise self._error(first)
+        if (error := self._error(first)) is not None:
+            raise error
         later = [self._answers.get_nowait() for _ in range(self._answers.qsize())]
         for answer in (first, *later):
             self._answers.put_nowait(answer)
@@ -79,24 +83,32 @@ class Flight:
         """
         while True:
             answer = await self._answers.get()
-            if not isinstance(answer, Tokens):
-                raise self._error(answer)
-            if answer.rid not in self._open:
+            if isinstance(answer, Tokens) and answer.rid not in self._open:
                 continue  # it was stopped while this was on its way
+            if (error := self._error(answer)) is not None:
+                raise error
+            assert isinstance(answer, Tokens)
             self._measure(answer)
             if answer.finish:
                 self._open.discard(answer.rid)
-            if answer.finish == "error":
-                raise ApiError(500, answer.error or "the generation failed", code="generation_failed")
-            if answer.finish == "abort":
-                raise ApiError(503, answer.error or "the generation was aborted by the server", code="aborted", retry_after_s=1)
             return self._index[answer.rid], answer
 
-    def _error(self, answer: Refused | ApiError) -> ApiError:
-        if isinstance(answer, ApiError):
-            return answer
-        self._open.discard(answer.rid)
-        return ApiError(answer.status, answer.message, code="scheduler_refused", kind=answer.kind, retry_after_s=answer.retry_after_s)
+    def _error(self, answer: Answer) -> ApiError | None:
+        match answer:
+            case ApiError():
+                return answer
+            case Refused():
+                self._open.discard(answer.rid)
+                return ApiError(
+                    answer.status, answer.message, code="scheduler_refused", kind=answer.kind, retry_after_s=answer.retry_after_s
+                )
+            case Tokens(finish="error"):
+                self._open.discard(answer.rid)
+                return ApiError(500, answer.error or "the generation failed", code="generation_failed")
+            case Tokens(finish="abort"):
+                self._open.discard(answer.rid)
+                return ApiError(503, answer.error or "the server aborted the generation", code="aborted", retry_after_s=1)
+        return None
 
     def _measure(self, answer: Tokens) -> None:
         if not answer.ids or self._requests[self._index[answer.rid]].probe:

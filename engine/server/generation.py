@@ -81,7 +81,7 @@ async def read_body(request: Request, *, timeout_s: float = BODY_TIMEOUT_S) -> b
 
 
 async def _stream(service: Service, request: Request, job: Job, flight: Flight, record: Record) -> Response:
-    flight.__enter__()
+    flight.start()
     try:
         await unless_gone(request, flight.peek(service.settings.grammar.compile_timeout_s + _REFUSAL_GRACE_S))
     except BaseException:
@@ -112,7 +112,7 @@ async def _deltas(job: Job, flight: Flight) -> AsyncGenerator[Delta, None]:
 
 
 async def _chunks(service: Service, job: Job, flight: Flight, record: Record) -> AsyncGenerator[bytes, None]:
-    head = _head(service, record, job, job.answer.object_name + (".chunk" if job.id_prefix == "chatcmpl-" else ""))
+    head = _head(service, record, job, job.answer.chunk_name)
     tail: dict[str, Any] = {"usage": None} if job.include_usage else {}
 
     def chunk(delta: Delta) -> bytes:
@@ -128,8 +128,8 @@ async def _chunks(service: Service, job: Job, flight: Flight, record: Record) ->
             yield chunk(delta)
         if job.include_usage:
             yield event({**head, "choices": [], "usage": job.usage()})
+        _account(job, record)  # before the end is sent: whoever has read it may be gone at once
         yield DONE
-        _account(job, record)
     except ApiError as error:
         service.meters.refused(error)
         record.completion_tokens = _used(job)

@@ -1,8 +1,9 @@
 """The API process: ``python -m engine.server.main``, started by the launcher.
 
 Environment: LASTBATCH_SETTINGS (``Settings.to_json``), LASTBATCH_SOCKETS (folder of the ZMQ sockets), INVOCATION_ID,
-and, each optional, LASTBATCH_READY_FD (``listening HOST PORT`` is written there), LASTBATCH_MODEL_FOLDER (the folder to
-serve, where the settings leave it to the default), LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY.
+and, each optional, LASTBATCH_READY_FD (``listening HOST PORT`` is written there), LASTBATCH_MODEL_FOLDER and
+LASTBATCH_RUN_DIR (the folders of the model and of the black boxes, where the settings leave them open),
+LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY.
 
 Exit: 0 after SIGTERM and a drain, 1 when something broke, 2 when a setting cannot be used.
 """
@@ -93,7 +94,8 @@ def main(env: Mapping[str, str]) -> int:
         return 1
     identity = Identity.of(settings, model_folder=folder, invocation_id=env.get("INVOCATION_ID", ""), now_unix_s=int(time.time()))
     descriptor = int(env["LASTBATCH_READY_FD"]) if env.get("LASTBATCH_READY_FD") else None
-    return asyncio.run(serve(settings, identity, tokenizer, keys, sockets, run_directory(settings, env), listener, descriptor))
+    boxes = Path(env["LASTBATCH_RUN_DIR"]) if env.get("LASTBATCH_RUN_DIR") else run_directory(settings, env)
+    return asyncio.run(serve(settings, identity, tokenizer, keys, sockets, boxes, listener, descriptor))
 
 
 async def serve(settings: Settings, identity: Identity, tokenizer: Tokenizer, keys: Keys, sockets: Path, boxes: Path,

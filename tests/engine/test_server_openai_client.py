@@ -326,6 +326,15 @@ def test_an_error_in_mid_stream_reaches_the_client(api: Api, client: openai.Open
         client.chat.completions.create(model="tiny", messages=USER)
 
 
+@pytest.mark.parametrize(("finish", "status", "code"), [("error", 500, "generation_failed"), ("abort", 503, "aborted")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_generation_that_fails_before_its_first_token_is_an_http_error(
+    api: Api, finish: str, status: int, code: str, stream: bool
+) -> None:
+    api.scheduler.script = lambda request: [api.scheduler.tokens(request, [], finish=finish)]
+    api.refused(api.chat(stream=stream), status, code)
+
+
 def test_tokenize_gives_the_ids_of_a_prompt_and_of_messages(api: Api) -> None:
     answer = api.client.post("/tokenize", json={"prompt": "Hi there"}).json()
     assert answer == {
