@@ -206,8 +206,8 @@ def run(whole: fleet.Fleet, deployments: list[fleet.Deployment], options: Option
     made.extend(Watch(whole, deployment, options, emit) for deployment in deployments)
     for watch in made:
         if watch.deployment.on_wedge.action != "page":
-            emit({"event": "notice", "deployment": watch.deployment.name, "utc": utc(),
-                  "text": f"on_wedge.action = {watch.deployment.on_wedge.action!r} is not carried out by this version: it pages"})  # fmt: skip
+            text = f"on_wedge.action = {watch.deployment.on_wedge.action!r} is not carried out by this version: it pages"
+            emit({"event": "notice", "deployment": watch.deployment.name, "utc": utc(), "text": text})
     threads = [
         threading.Thread(target=_loop, args=(watch, options.poll_s, emit, stop), name=f"watch-{watch.deployment.name}") for watch in made
     ]
@@ -238,11 +238,12 @@ def _read_book(path: Path) -> Book:
 
 
 def _light(look: Look) -> list[dict[str, Any]]:
-    return [
-        {"rank": rank, "phase": box.snapshot.host.phase.name, "device": box.snapshot.device.state.name,
-         "step": box.snapshot.host.step, "enqueued": box.snapshot.device.enqueued, "completed": box.snapshot.device.completed, "process": box.state}
-        for rank, box in sorted(look.boxes.items())
-    ]  # fmt: skip
+    rows = []
+    for rank, box in sorted(look.boxes.items()):
+        host, device = box.snapshot.host, box.snapshot.device
+        row = {"rank": rank, "process": box.state, "phase": host.phase.name, "device": device.state.name, "step": host.step}
+        rows.append({**row, "enqueued": device.enqueued, "completed": device.completed})
+    return rows
 
 
 def _text_of(path: str) -> str:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,20 +30,23 @@ def here() -> Remote:
     return Remote(fleet.Node(name="a"))
 
 
+_V1 = "(APIServer pid=1) INFO 04-28 22:54:32 [loggers.py:257] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
+_V0 = "\x1b[32mINFO\x1b[0m 10-27 20:44:35 llm_engine.py:624] Avg prompt throughput: 1.0 tokens/s, "
+_COMMA = "[2026-01-01 05:41:16 TP0] Decode batch, #running-req: 2, #token: 119, token usage: 0.45, accept len: 3.65, "
+_NUMBERED = "[2026-01-01 05:41:16 DP1 TP0] Decode batch [7], #running-req: 3, #token: 9, token usage: 0.1, "
+_DOT = "[05:41:16 TP0] Decode batch. #running-req: 4, #token: 1, token usage: 0.0, "
+
+
 @pytest.mark.parametrize(
     ("dialect", "line", "running", "waiting", "progress"),
     [
-        (SGLANG, "[2026-01-01 05:41:16 TP0] Decode batch, #running-req: 2, #token: 119, token usage: 0.45, accept len: 3.65, "
-                 "cuda graph: True, gen throughput (token/s): 169.53, #queue-req: 1", 2, 1, True),
-        (SGLANG, "[2026-01-01 05:41:16 DP1 TP0] Decode batch [7], #running-req: 3, #token: 9, token usage: 0.1, gen throughput (token/s): nan, "
-                 "#queue-req: 0, ", 3, 0, True),
-        (SGLANG, "[05:41:16 TP0] Decode batch. #running-req: 4, #token: 1, token usage: 0.0, gen throughput (token/s): 1.0, #queue-req: 2", 4, 2, True),
-        (VLLM, "(APIServer pid=1) INFO 04-28 22:54:32 [loggers.py:257] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: "
-               "0.0 tokens/s, Running: 3 reqs, Waiting: 1 reqs, GPU KV cache usage: 0.1%", 3, 1, False),
-        (VLLM, "\x1b[32mINFO\x1b[0m 10-27 20:44:35 llm_engine.py:624] Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 2.0 tokens/s, "
-               "Running: 2 reqs, Swapped: 0 reqs, Pending: 20 reqs, GPU KV cache usage: 1%", 2, 20, True),
+        (SGLANG, _COMMA + "cuda graph: True, gen throughput (token/s): 169.53, #queue-req: 1", 2, 1, True),
+        (SGLANG, _NUMBERED + "gen throughput (token/s): nan, #queue-req: 0, ", 3, 0, True),
+        (SGLANG, _DOT + "gen throughput (token/s): 1.0, #queue-req: 2", 4, 2, True),
+        (VLLM, _V1 + "Avg generation throughput: 0.0 tokens/s, Running: 3 reqs, Waiting: 1 reqs, GPU KV cache usage: 0.1%", 3, 1, False),
+        (VLLM, _V0 + "Avg generation throughput: 2.0 tokens/s, Running: 2 reqs, Swapped: 0 reqs, Pending: 20 reqs, x: 1%", 2, 20, True),
     ],
-)  # fmt: skip
+)
 def test_batch_lines_of_each_engine_are_read(dialect: Dialect, line: str, running: int, waiting: int, progress: bool) -> None:
     log = batchlog.read_text(line.encode(), dialect, "server.log")
     (found,) = log.batches
@@ -56,8 +60,9 @@ def test_any_bytes_are_a_log_and_never_an_error() -> None:
 
 
 def test_tracebacks_of_two_processes_that_interleave_are_kept_apart() -> None:
-    records = [("1", "Traceback (most recent call last):"), ("2", "Traceback (most recent call last):"), ("1", '  File "a.py", line 1, in f'),
-               ("2", '  File "b.py", line 2, in g'), ("1", "ValueError: one"), ("2", "KeyError: 'two'")]  # fmt: skip
+    head = "Traceback (most recent call last):"
+    records = [("1", head), ("2", head), ("1", '  File "a.py", line 1, in f'), ("2", '  File "b.py", line 2, in g')]
+    records += [("1", "ValueError: one"), ("2", "KeyError: 'two'")]
     data = "\n".join(json.dumps({"MESSAGE": text, "_PID": pid}) for pid, text in records).encode()
     found = batchlog.read_journal(data, SGLANG, "j").tracebacks
     assert {(t.kind, t.message) for t in found} == {("ValueError", "one"), ("KeyError", "'two'")}
@@ -92,7 +97,8 @@ def test_a_journal_reader_that_ends_is_a_gap_and_is_started_again(tmp_path: Path
     # The edge that a test machine may lack: a journalctl that speaks its JSON, named fake.
     fake = tmp_path / "journalctl"
     record = {"MESSAGE": "hello", "_SYSTEMD_INVOCATION_ID": "ab", "_PID": "7", "__CURSOR": "c1"}
-    fake.write_text(f"#!/bin/sh\necho '{json.dumps(record)}'\ncase \"$*\" in *--after-cursor*) sleep 30;; esac\necho broken >&2\nexit 4\n")
+    again = 'case "$*" in *--after-cursor*) sleep 30;; esac'
+    fake.write_text(f"#!/bin/sh\necho '{json.dumps(record)}'\n{again}\necho broken >&2\nexit 4\n")
     fake.chmod(fake.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with here() as remote:
@@ -134,18 +140,22 @@ def test_a_stopped_process_is_dumped_and_left_stopped_and_its_state_is_seen() ->
     child = subprocess.Popen([sys.executable, "-c", "import time\ndef standing():\n    time.sleep(600)\nstanding()"])
     try:
         with here() as remote:
-            reading = until(
-                lambda: (r := stacks.dump(remote, [child.pid], deadline_s=10)).value and "threads" in r.value[child.pid] and r, "a dump"
-            )
-            dumped = stacks.from_json(json.dumps(reading.value[child.pid]["threads"]), "0", "pyspy-0.json")
+
+            def dump() -> Any:
+                answer = (stacks.dump(remote, [child.pid], deadline_s=10).value or {})[child.pid]
+                return answer.get("threads")
+
+            dumped = stacks.from_json(json.dumps(until(dump, "a dump")), "0", "pyspy-0.json")
             assert dumped.main is not None and dumped.main.frames[0].function == "standing"
             child.send_signal(signal.SIGSTOP)
-            (row,) = until(
-                lambda: [r for r in process.sample(remote, SGLANG, [child.pid], deadline_s=10).value or () if r.state == "T"], "state T"
-            )
+
+            def stopped() -> bool:
+                rows = process.sample(remote, SGLANG, [child.pid], deadline_s=10).value or ()
+                return [(row.pid, row.state) for row in rows] == [(child.pid, "T")]
+
+            until(stopped, "state T")
             answer = stacks.dump(remote, [child.pid], deadline_s=10).value
             assert answer is not None and answer[child.pid]["state_after"] == "T" and not answer[child.pid]["continued"]
-            assert row.pid == child.pid
     finally:
         child.kill()
         child.wait()

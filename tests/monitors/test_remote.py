@@ -37,7 +37,8 @@ def ssh(tmp_path: Path) -> Iterator[str]:
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", "/dev/null", "-p", str(port), *words], stderr=subprocess.DEVNULL)
     try:
         until(lambda: _listens(port), "sshd listens")
-        yield f"-F none -i {tmp_path / 'user'} -p {port} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR 127.0.0.1"
+        trust = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        yield f"-F none -i {tmp_path / 'user'} -p {port} {trust} 127.0.0.1"
     finally:
         server.terminate()
         server.wait(10)
