@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import sys
 from collections.abc import Callable
 
 import torch
@@ -27,6 +28,9 @@ from engine.native.kernels import LayerStruct, ModelStruct, StepStruct
 from engine.parallel.group import Group
 
 _PACK_ROWS_HINT = 32
+_FEW_ROWS = 2  # up to this many tokens a product by rows is faster than torch's
+_FEW_ROWS_AMX = 3  # and one by panels than oneDNN's with AMX
+_SPAN_TOKENS = 64  # steps of more tokens say at each layer how far they are
 _MATRICES = ("qkv", "o", "gate_up", "down")
 
 
@@ -46,25 +50,33 @@ class NativeOps:
             ctypes.addressof(self._layers), self._table.data_ptr(), config.hidden, len(shard.heads), len(shard.kv_heads), config.head_dim,
             len(shard.inner), self._dtype is torch.bfloat16, 0, 0, config.rms_eps, 1 / math.sqrt(config.head_dim),
         )  # fmt: skip
-        self._few = _few_tokens(self._dtype)
-        bf16 = self._dtype is torch.bfloat16
-        self._packed = _pack(weights) if bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
         self._head = weights.head
-        if bf16 and self._packed and library.lastbatch_has_panels():
-            self._use_panels()
+        self._packed: list[dict[str, torch.Tensor]] | None = None
+        self._few = _FEW_ROWS
+        if self._dtype is torch.bfloat16:
+            self._lay_out()
         self._scratch: dict[str, torch.Tensor] = {}
 
-    def _use_panels(self) -> None:
-        """Lay the matrices out in panels, in place; the larger steps have their own copies. A tied head gets a copy,
-        because the embedding reads the original."""
+    def _lay_out(self) -> None:
+        """Lay bf16 matrices out for the products: in panels, in place, for the C kernels; and a copy for oneDNN where it
+        is faster on larger steps (with AMX) or where the machine or the shapes do not suit panels.
+
+        A tied head gets a copy of its own, because the embedding reads the original.
+        """
         matrices = [getattr(layer, name) for layer in self._weights.layers for name in _MATRICES]
-        if any(matrix.shape[0] % 16 or matrix.shape[1] % 2 for matrix in (*matrices, self._head)):
+        shapes = [matrix.shape for matrix in (*matrices, self._head)]
+        panels = bool(self._library.lastbatch_has_panels()) and not any(rows % 16 or columns % 2 for rows, columns in shapes)
+        amx = build.cpu_has("amx_bf16")
+        if (amx or not panels) and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            self._packed = _pack(self._weights)
+        if not panels:
             return
         if self._head is self._weights.embed:
             self._head = torch.empty_like(self._head)
         for matrix, into in (*((matrix, matrix) for matrix in matrices), (self._weights.head, self._head)):
             self._library.lastbatch_pack(matrix.data_ptr(), *matrix.shape, into.data_ptr())
         self._model.panels = 1
+        self._few = _FEW_ROWS_AMX if self._packed is not None else sys.maxsize
 
     def run_layers(self, hidden: torch.Tensor, batch: ForwardBatch, kv: KVPool, on_layer: Callable[[int], None] | None) -> torch.Tensor:
         tokens = len(batch.tokens)
@@ -84,9 +96,12 @@ class NativeOps:
     def _run_few(self, step: StepStruct, delta: torch.Tensor, on_layer: Callable[[int], None] | None) -> torch.Tensor:
         count, model, at = self._config.layers, ctypes.byref(self._model), ctypes.byref(step)
         if self._group.world == 1:
-            if on_layer is not None:
-                on_layer(0)
-            self._library.lastbatch_layers(model, at, 0, count)
+            span = count if step.tokens <= _SPAN_TOKENS else 1
+            for layer in range(0, count, span):
+                if on_layer is not None:
+                    on_layer(layer)
+                self._library.lastbatch_layers(model, at, layer, layer + span)
+                step.has_delta = 1
             return delta
         for layer in range(count):
             if on_layer is not None:
@@ -158,7 +173,9 @@ class NativeOps:
     def paths(self) -> dict[str, str]:
         kernels = build.paths()["kernels"]
         many = "oneDNN, weights laid out once" if self._packed else "torch"
-        return {"linear": f"{kernels} up to {self._few} tokens, then {many}", "attention": f"paged, {kernels}", "layers": kernels}
+        few = f"{kernels}, {'panels' if self._model.panels else 'rows'}"
+        linear = few if self._few == sys.maxsize else f"{few} up to {self._few} tokens, then {many}"
+        return {"linear": linear, "attention": f"paged, {kernels}", "layers": kernels}
 
 
 def _widths(config: ModelConfig, shard: Shard) -> dict[str, int]:
@@ -178,13 +195,6 @@ def _layer(weights: LayerWeights, window: int) -> LayerStruct:
     names = [name for name, _ in LayerStruct._fields_[:-1]]
     tensors = [getattr(weights, name) for name in names]
     return LayerStruct(*(None if tensor is None else tensor.data_ptr() for tensor in tensors), window)
-
-
-def _few_tokens(dtype: torch.dtype) -> int:
-    """Up to how many tokens the products in C are at least as fast as torch's."""
-    if dtype is torch.float32 or not build.cpu_has("avx512_bf16"):
-        return 2
-    return 3 if build.cpu_has("amx_bf16") else 16
 
 
 def _pack(weights: Weights) -> list[dict[str, torch.Tensor]]:

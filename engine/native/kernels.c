@@ -64,6 +64,16 @@ INLINE v16 choose(i16 mask, v16 yes, v16 no) { return (v16)(((i16)yes & mask) | 
 
 INLINE v16 larger(v16 a, v16 b) { return choose(a > b, a, b); }
 
+INLINE float largest(v16 x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float most = x[0];
+    for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+    return most;
+#endif
+}
+
 // e^x to 2 units in the last place for x <= 0; below -87 it is 0.
 INLINE v16 exponential(v16 x) {
     i16 dead = x < splat(-87.0f);
@@ -167,6 +177,7 @@ static void product(int rows, const float *a, int a_stride, const float *b, int 
             for (int j = 0; j < 4; j++) *(v16 *)(c + (size_t)(q + i) * c_stride + 16 * j) = acc[i][j];             \
     }
     ROWS(6)
+    ROWS(3)
     ROWS(2)
     ROWS(1)
 #undef ROWS

@@ -153,12 +153,13 @@ static void NAME(attend_piece)(const model_t *m, const step_t *s, int layer, int
         for (int v = 0; v < vectors; v++) {
             float *row_scores = scores + v * KEYS;
             int last = position + v / group, oldest = window ? last - window + 1 : 0;
-            for (int j = 0; j < KEYS; j++)
-                if (block + j > last || block + j < oldest || j >= length) row_scores[j] = -INFINITY;
+            if (length < KEYS || block + KEYS - 1 > last || block < oldest)
+                for (int j = 0; j < KEYS; j++)
+                    if (block + j > last || block + j < oldest || j >= length) row_scores[j] = -INFINITY;
             v16 *s16 = (v16 *)row_scores;
             v16 top = larger(larger(s16[0], s16[1]), larger(s16[2], s16[3]));
-            float high = most[v];
-            for (int i = 0; i < LANES; i++) high = top[i] > high ? top[i] : high;
+            float high = largest(top);
+            if (most[v] > high) high = most[v];
             if (high == -INFINITY) {  // all of this block is hidden from this query
                 memset(row_scores, 0, KEYS * sizeof(float));
                 continue;
