@@ -64,6 +64,8 @@ async def prompt_of(service: Service, messages: Sequence[Message], tools: Sequen
             if part.type != "text" or part.text is None:
                 name = f"messages[{number}].content[{at}]"
                 raise bad(f"{name}: a part of type {part.type!r} without text; this model reads text only", param=name)
+    if taken := sorted({"messages", "tools"} & set(variables or ())):
+        raise bad(f"chat_template_kwargs: {taken[0]} is a parameter of its own", param="chat_template_kwargs")
     turns = [_turn(message) for message in messages]
     signatures = [msgspec.to_builtins(tool) for tool in tools] if tools else None
     for signature in signatures or ():
@@ -75,7 +77,7 @@ async def prompt_of(service: Service, messages: Sequence[Message], tools: Sequen
 
     try:
         return await off_loop_if_long(sum(len(turn["content"]) for turn in turns), work)
-    except (TemplateError, TypeError) as error:  # TypeError: a template variable that shadows an argument
+    except TemplateError as error:
         raise bad(str(error), param="messages", code="chat_template") from error
 
 

@@ -114,7 +114,7 @@ class ScriptedScheduler:
     def send(self, message: FromScheduler) -> None:
         self._outbox.append(message)
 
-    def wait_for(self, condition: Callable[[], bool], what: str, deadline_s: float = 5.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, deadline_s: float = 15.0) -> None:
         end = time.monotonic() + deadline_s
         while not condition():
             assert time.monotonic() < end, f"not within {deadline_s} s: {what}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def _normal_script(api: Api) -> None:
         ({"parallel_tool_calls": False}, 400, "invalid_value", "parallel_tool_calls"),
         ({"n": 5}, 400, "invalid_value", "n"),
         ({"regex": "a", "ignore_eos": True}, 400, "invalid_value", "ignore_eos"),
-        ({"chat_template_kwargs": {"messages": 1, "tools": 2}}, 400, "chat_template", "messages"),
+        ({"chat_template_kwargs": {"messages": 1, "tools": 2}}, 400, "invalid_value", "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 400, "invalid_value",
          "messages[0].content[0]"),
     ],
@@ -115,6 +116,13 @@ def test_what_is_no_json_object_is_refused(api: Api, body: bytes) -> None:
 
 def test_a_body_beyond_the_limit_is_refused(api: Api) -> None:
     api.refused(api.client.post("/v1/completions", content=b"x" * (32 * 2**20 + 1)), 413, "body_too_large")
+
+
+def test_messages_that_the_template_cannot_render_are_refused_with_its_reason(tmp_path: Path) -> None:
+    template = tmp_path / "strict.jinja"
+    template.write_text("{{ raise_exception('roles must alternate') }}")
+    with api_process(tmp_path, "--chat-template", str(template)) as strict:
+        assert "roles must alternate" in strict.refused(strict.chat(), 400, "chat_template", "messages")
 
 
 def test_a_full_queue_answers_503_and_when_to_come_back(api: Api) -> None:
