@@ -21,8 +21,8 @@ from engine.messages import Sampling, TokenLogprob
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would only overflow."""
-_HEAD = 256
-"""Nuclei are looked for among this many tokens first; sorting the whole vocabulary is ten times as slow."""
+_HEADS = (256, 4096)
+"""How many of the likeliest tokens are looked at before the whole vocabulary is: sorting all of it costs 30 times as much."""
 
 
 class SamplingError(RuntimeError):
@@ -185,17 +185,21 @@ def _draw_free(scaled: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def _draw_filtered(scaled: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """From what min_p, top_k and top_p leave. The likeliest tokens are looked at first; rows that need more get all of them."""
-    values, ids = scaled.topk(min(_HEAD, scaled.shape[1]))
-    edge = _edge(scaled, values, [row.sampling for row in rows])
-    more = torch.nonzero(values[:, -1] >= edge).squeeze(1).tolist() if values.shape[1] < scaled.shape[1] else []
-    drawn = _draw_above(values, ids, edge, rows)
-    if more:
-        values, ids = scaled[more].sort(dim=-1, descending=True)
-        some = [rows[at] for at in more]
-        edge = _edge(scaled[more], values, [row.sampling for row in some])
-        for at, token in zip(more, _draw_above(values, ids, edge, some), strict=True):
+    """From what min_p, top_k and top_p leave. The likeliest tokens are looked at first; rows that reach further get more."""
+    vocab = scaled.shape[1]
+    drawn = [0] * len(rows)
+    left = list(range(len(rows)))
+    for size in (*_HEADS, vocab):
+        some = [rows[at] for at in left]
+        values, ids = scaled[left].topk(size) if size < vocab else scaled[left].sort(dim=-1, descending=True)
+        edge = _edge(scaled[left], values, [row.sampling for row in some])
+        for at, token in zip(left, _draw_above(values, ids, edge, some), strict=True):
             drawn[at] = token
+        if size >= vocab:
+            break
+        left = [at for at, further in zip(left, (values[:, -1] >= edge).tolist(), strict=True) if further]
+        if not left:
+            break
     return drawn
 
 

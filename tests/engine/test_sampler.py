@@ -73,13 +73,29 @@ def test_filters_keep_the_tokens_they_should_and_their_proportions(filters: dict
     assert_follows(draws(10_000, **filters), kept(torch.softmax(LOGITS, -1), tokens))
 
 
-def test_a_nucleus_wider_than_the_first_look_is_found() -> None:
-    logits = torch.zeros(1000)
-    logits[:500] = 1e-3 * torch.arange(500)
-    counts = draws(6_000, logits, top_p=0.4)
-    order = torch.softmax(logits.double(), -1).sort(descending=True)
-    size = int((order.values.cumsum(0) < 0.4).sum()) + 1
-    assert set(torch.nonzero(counts).flatten().tolist()) == set(order.indices[:size].tolist())
+@pytest.mark.parametrize("vocab", [100, 1000, 6000])
+def test_filters_reach_as_far_as_they_must_in_a_large_vocabulary(vocab: int) -> None:
+    """Flat and peaked rows, few and many tokens left, against filters written the long way."""
+    torch.manual_seed(vocab)
+    wishes: list[dict[str, Any]] = [
+        {"top_p": 0.3}, {"top_p": 0.95}, {"top_p": 0.9999}, {"top_k": 50}, {"top_k": 700}, {"top_k": 5000}, {"min_p": 0.2},
+        {"min_p": 0.001}, {"min_p": 0.01, "top_k": 900, "top_p": 0.7}, {"top_k": 300, "top_p": 0.99}, {"top_k": vocab}, {"top_p": 0.5, "temperature": 3.0},
+    ]  # fmt: skip
+    for spread in (0.01, 1.0, 5.0):
+        logits = torch.randn(len(wishes), vocab) * spread
+        rows = [row(seed, 7, **wish) for seed, wish in enumerate(wishes)]
+        assert sample(logits.clone(), rows).tokens == [the_long_way(line, one) for line, one in zip(logits, rows, strict=True)]
+
+
+def the_long_way(line: torch.Tensor, one: SamplingRow) -> int:
+    s = one.sampling
+    scaled = (line - line.max()) / s.temperature
+    order = scaled.sort(descending=True).indices
+    kept = [int(token) for token in order if math.exp(float(scaled[token])) >= s.min_p][: s.top_k or None]
+    masses = torch.exp(scaled[kept].double())
+    size = int((masses.cumsum(0) < s.top_p * masses.sum()).sum()) + 1 if s.top_p < 1 else len(kept)
+    noisy = scaled + gumbel([(s.seed, one.position)], torch.arange(line.shape[0], dtype=torch.int32))[0]
+    return max(kept[:size], key=lambda token: float(noisy[token]))
 
 
 def test_large_vocabularies_are_drawn_evenly() -> None:
