@@ -19,6 +19,7 @@ from monitors.exit_codes import ExitCode
 from monitors.fleet import FleetError
 from opsctl import capture as capturing
 from opsctl.answer import Answer, Problem, Session
+from opsctl.demo.cli import demo
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
 from opsctl.service.cli import app as service_app
@@ -30,6 +31,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(service_app, name="service")
+app.command()(demo)
 
 
 @app.command()

@@ -5,7 +5,8 @@ ranks it reads from their black boxes.
 
 Ends::
 
-    SIGTERM, SIGINT      the API process drains and ends, then the ranks; exit 0
+    SIGTERM, SIGINT      the API process drains and ends, then the ranks; exit 0. A rank that stands still cannot
+                         drain: then stacks are saved, all are killed; exit 1
     a process dies       stacks of the others are saved, all are killed; exit 1
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
     not ready in time    the same                                                   (--boot-timeout)
@@ -42,6 +43,7 @@ _TICK_S = 0.1
 _STACKS_S = 10.0
 _STOP_S = 15.0
 _EXTEND_S = 30.0
+_STILL_S = 8.0
 PEER_ENDED = 75  # EX_TEMPFAIL: nothing is wrong here, start me again
 
 
@@ -189,6 +191,13 @@ class Launcher:
             if self._link is not None:
                 self._link.end()
             return end.code
+        still = unfresh(self._boxes(), time.monotonic_ns(), _STILL_S)
+        if still:
+            _log.error("rank %s has not moved for %g s: there is nothing to wait for", ", ".join(map(str, still)), _STILL_S)
+            self._keep_evidence()
+            if self._link is not None:
+                self._link.end()
+            return 1
         api = [child for child in self._family.children if child.rank is None]
         ranks = [child for child in self._family.children if child.rank is not None]
         late = self._stop(api, self._settings.server.drain_timeout_s + _STOP_S)

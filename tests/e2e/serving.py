@@ -84,7 +84,7 @@ class Served:
             return "Ready: configuration" in self.text()
 
         wait_for(ready, deadline_s, f"readiness of the server (log: {self.text()[-2000:]})")
-        if "api_pid" in self.described and self.described["api_pid"]:
+        if self.described.get("api_pid"):
             self.url = f"http://127.0.0.1:{self.described['port']}"
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_sigterm_finishes_what_runs_and_leaves_nothing(model: Path, tmp_path: Pa
         assert answers[0].json()["usage"]["completion_tokens"] == 60
         assert gone(family)
         assert not served.run_dir.exists()
-        assert not [name for name in os.listdir("/dev/shm") if "lastbatch" in name]
+        assert not [path for path in Path("/dev/shm").iterdir() if "lastbatch" in path.name]
 
 
 @pytest.mark.parametrize("victim", ["rank", "api"])
@@ -95,6 +96,17 @@ def test_the_watchdog_saves_the_stacks_of_a_frozen_rank_and_ends_the_server(mode
         folder = next(served.run_dir.glob("evidence-*"))
         assert "follow (engine/scheduler/worker.py" in (folder / "stacks-1.txt").read_text()
         assert gone(family)
+
+
+def test_a_server_that_stands_still_is_stopped_at_once_with_evidence(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, *PLAIN, "--tp", "2", "--watchdog-timeout", "0") as served:
+        os.kill(served.rank_pid(1), signal.SIGSTOP)
+        wait_for(lambda: served.box(1).age_s(time.monotonic_ns()) > 9, 20, "a time of standing still")
+        begun = time.monotonic()
+        assert served.stop() == 1
+        assert time.monotonic() - begun < 15
+        assert "rank 1 has not moved for 8 s" in served.text()
+        assert list(served.run_dir.glob("evidence-*/stacks-1.txt"))
 
 
 def test_an_idle_server_is_left_alone_by_its_watchdog(model: Path, tmp_path: Path) -> None:
