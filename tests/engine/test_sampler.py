@@ -78,8 +78,9 @@ def test_filters_reach_as_far_as_they_must_in_a_large_vocabulary(vocab: int) -> 
     """Flat and peaked rows, few and many tokens left, against filters written the long way."""
     torch.manual_seed(vocab)
     wishes: list[dict[str, Any]] = [
-        {"top_p": 0.3}, {"top_p": 0.95}, {"top_p": 0.9999}, {"top_k": 50}, {"top_k": 700}, {"top_k": 5000}, {"min_p": 0.2},
-        {"min_p": 0.001}, {"min_p": 0.01, "top_k": 900, "top_p": 0.7}, {"top_k": 300, "top_p": 0.99}, {"top_k": vocab}, {"top_p": 0.5, "temperature": 3.0},
+        {"top_p": 0.3}, {"top_p": 0.95}, {"top_p": 0.9999}, {"top_p": 0.5, "temperature": 3.0},
+        {"top_k": 50}, {"top_k": 700}, {"top_k": 5000}, {"top_k": vocab}, {"min_p": 0.2}, {"min_p": 0.001},
+        {"min_p": 0.01, "top_k": 900, "top_p": 0.7}, {"top_k": 300, "top_p": 0.99},
     ]  # fmt: skip
     for spread in (0.01, 1.0, 5.0):
         logits = torch.randn(len(wishes), vocab) * spread
