@@ -66,6 +66,7 @@ class Guard:
     _ttl_s: float = 0.0
     _guarding: bool = False
     _lease_strict: bool = True
+    _answered: str = "first good answer"
 
     def __post_init__(self) -> None:
         self._plan = self.journal.plan
@@ -111,12 +112,10 @@ class Guard:
             why, interrupted = "interrupted by its operator", True
             self.waiter.talk("interrupted: reverting; a second Ctrl-C leaves the rest to the dead-man")
             state = self._revert(why)
-        stopped, answered = self._moments.get("group stopping"), self._moments.get("first good answer")
-        gap = round(answered - stopped, 3) if stopped is not None and answered is not None and answered > stopped else None
         why = why or self._last_why()
         return Result(id=self.journal.id, deployment=self.target.name, state=state, why=why, edits=self._plan.edits,
                       checks=tuple(self._checks), revert_checks=tuple(self._revert_checks), page=self._page,
-                      moments=self._moments, without_service_s=gap, interrupted=interrupted)  # fmt: skip
+                      moments=self._moments, without_service_s=without_service(self._moments), interrupted=interrupted)  # fmt: skip
 
     def _last_why(self) -> str:
         return str(next((e.data["why"] for e in reversed(self.journal.entries) if e.data.get("why")), ""))
@@ -162,13 +161,13 @@ class Guard:
         self.journal.write(State.restarted)
         self._frozen = self._cycle()
 
-    def _cycle(self) -> Mapping[str, Snapshot]:
-        self._mark("group stopping")
+    def _cycle(self, which: str = "") -> Mapping[str, Snapshot]:
+        self._mark(f"{which}group stopping")
         self.waiter.talk(f"stopping {', '.join(m.name for m in self.target.managers)}")
         wait.stop(self.target.managers, self.waiter, self._plan.times.stop_s)
         self.waiter.talk("starting")
         begun = wait.start(self.target.managers, self.waiter, _BEGIN_S)
-        self._mark("group started")
+        self._mark(f"{which}group started")
         return begun
 
     def _adopt(self) -> bool:
@@ -201,7 +200,7 @@ class Guard:
         return Proof(self.target, expected, self._frozen, self.api, self.waiter, answer_s=times.answer_s, first_answer=self._first_answer)
 
     def _first_answer(self) -> None:
-        self._moments.setdefault("first good answer", self._now())
+        self._moments.setdefault(self._answered, self._now())
 
     def _take(self, check: Check) -> None:
         """Raises Turn unless it passed."""
@@ -249,7 +248,7 @@ class Guard:
         """To the last verified configuration, proven by the same checks; one more look when a dead-man was quicker."""
         self.waiter.talk(f"reverting: {why}")
         self._mark("revert begun")
-        self._moments.pop("first good answer", None)
+        self._answered = "revert: first good answer"
         self._note(State.reverting, why)
         self._lease_strict = False
         try:
@@ -262,7 +261,7 @@ class Guard:
                 return self._stuck(f"{why}; and its services were decided differently: {decisions}")
             for manager in self.target.managers:
                 manager.remove_trial()
-            self._frozen = self._cycle()
+            self._frozen = self._cycle("revert: ")
             proven = self._prove_revert()
             if not proven and self._dead_man_was_quicker():
                 proven = self._prove_revert()
@@ -345,6 +344,22 @@ class Guard:
 
     def _decided(self) -> list[str]:
         return [found for manager in self.target.managers if (found := manager.decided(self.lease))]
+
+
+def without_service(moments: Mapping[str, float]) -> float | None:
+    """Seconds in which nobody was served: from the stop to the first good answer, and from a failure to the first
+    good answer of the revert. None when there was no good answer at the end, or nothing was stopped."""
+    gone = moments.get("group stopping")
+    if gone is None:
+        return None
+    answered, back = moments.get("first good answer"), moments.get("revert: first good answer")
+    if "revert begun" not in moments:
+        return None if answered is None else round(answered - gone, 3)
+    if back is None:
+        return None
+    if answered is None:
+        return round(back - gone, 3)
+    return round(answered - gone + back - moments.get("failure known", moments["revert begun"]), 3)
 
 
 def known_exceptions(target: Target) -> list[str]:

@@ -37,6 +37,7 @@ class Waiter:
         """Poll ``done``. Raises Deadline, and whatever ``done`` or ``meanwhile`` raise."""
         start = self.clock.monotonic()
         said = start
+        self.meanwhile()  # a row of waits that all end at once must not starve it
         while not done():
             self.meanwhile()
             now = self.clock.monotonic()
