@@ -22,12 +22,13 @@ from monitors.capture.manifest import utc
 from monitors.judge import incidents
 from monitors.judge.incidents import Book, Decision
 from monitors.judge.progress import Judgement, Limits, Memory, State, advance
-from monitors.judge.verdict import Verdict
+from monitors.judge.verdict import Class, Verdict
 from monitors.lookout import Look, Lookout
 
 Emit = Callable[[dict[str, Any]], None]
 _CRASH_BUDGET_S = 30.0
 _GAP_AGAIN_S = 60.0
+_PAGE_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class Options:
     native: bool = False
 
 
+@dataclass(frozen=True)
+class _Unsent:
+    """A page that is due. ``last_s`` is when it was last tried, on the monotonic clock."""
+
+    key: str
+    title: str
+    body: str
+    tries: int = 0
+    last_s: float = 0.0
+
+
 class Watch:
     """Watches one deployment. ``turn`` is one look and what follows from it; ``close`` waits for a running capture."""
 
@@ -52,9 +64,10 @@ class Watch:
         self._lookout = Lookout(deployment)
         self._memory = Memory()
         self._state_file = (options.state_dir or fleet.state_root() / "monitor") / f"{deployment.name}.json"
-        self._book = _read_book(self._state_file)
+        self._book = incidents.resumed(_read_book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
         self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._job: concurrent.futures.Future[bundle.Captured] | None = None
+        self._unsent: _Unsent | None = None
         self._suspicion: dict[str, Any] | None = None
         self._gaps: dict[str, float] = {}
         self._loading_since: float | None = None
@@ -81,6 +94,7 @@ class Watch:
             self._act(decision, judgement, look)
             self._keep_book()
         self._finish_capture()
+        self._page_again(look.sample.mono_s)
         self.status = {
             "deployment": self.deployment.name, "state": judgement.state.value, "held": judgement.held,
             "quiet_s": round(judgement.quiet_s, 2), "incident": self._book.to_json()["open"], "gaps": list(look.gaps), "looked_utc": utc(),
@@ -151,11 +165,24 @@ class Watch:
         if not incidents.page_due(self._book, key, time.time()):
             self._emit("page", page_sent=None, reason="this incident has been paged already")
             return
-        title = f"{self.deployment.name}: {verdict}"
-        result = page.send(self._fleet.page.urls, title, body)
+        self._unsent = _Unsent(key, f"{self.deployment.name}: {verdict}", body)
+        self._send()
+
+    def _send(self) -> None:
+        assert self._unsent is not None
+        due = self._unsent
+        result = page.send(self._fleet.page.urls, due.title, due.body)
         if result.sent:
-            self._book = incidents.with_page(self._book, key, time.time())
-        self._emit("page", page_sent=result.sent, reason=result.reason, title=title)
+            self._book, self._unsent = incidents.with_page(self._book, due.key, time.time()), None
+            self._keep_book()
+        else:
+            self._unsent = replace(due, tries=due.tries + 1, last_s=time.monotonic())
+        self._emit("page", page_sent=result.sent, reason=result.reason, title=due.title, tries=due.tries + 1)
+
+    def _page_again(self, now: float) -> None:
+        """A page that did not go out is tried again each minute: the network may be part of the incident."""
+        if self._unsent is not None and self._fleet.page.urls and now - self._unsent.last_s >= _PAGE_AGAIN_S:
+            self._send()
 
     # What is only told.
 

@@ -46,7 +46,6 @@ class Service(_Table):
     args: tuple[str, ...] = ()  # embedded supervisor: the arguments that a rollout may change
     env: dict[str, str] = Field(default_factory=dict)  # embedded supervisor: added to the environment
     cwd: str = ""  # embedded supervisor: working folder
-    state_dir: str = ""  # embedded supervisor: its own folder; empty: below the user's state folder
 
 
 class Node(_Table):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,8 +200,9 @@ def _processes(f: Field, deadline_s: float) -> None:
             if rank is not None and not who and ours and rank not in ours:
                 continue
             rows.append(Process(row.pid, row.ppid, row.state, row.title, row.cpu_percent, node.name, rank, row.wchan))
-            if rank is not None and row.state != "gone":
-                f.know(node.name, str(rank), row.pid)
+            if row.state != "gone" and not who:
+                # A process that is no rank (an engine core, a detokenizer) is dumped too, under its own name.
+                f.know(node.name, _called(row) if rank is None else str(rank), row.pid)
 
     with concurrent.futures.ThreadPoolExecutor(max(1, len(f.deployment.node))) as pool:
         for done in [pool.submit(take, node) for node in f.deployment.node]:
@@ -208,6 +210,12 @@ def _processes(f: Field, deadline_s: float) -> None:
     if rows:
         rows.sort(key=lambda row: (row.node, row.pid))
         f.add_text("ps.txt", process.to_text(rows), probe="process", start=start)
+
+
+def _called(row: Process) -> str:
+    """A name for a file: ``VLLM::EngineCore`` with pid 70 is ``enginecore_70``."""
+    words = re.findall(r"[A-Za-z0-9]+", row.title.split()[0].rsplit("::", 1)[-1]) or ["process"]
+    return f"{words[-1].lower()}_{row.pid}"
 
 
 def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = False) -> None:

@@ -12,7 +12,7 @@ from monitors.judge import divergence, machine, service
 from monitors.judge.finding import Finding, Findings
 from monitors.judge.ranks import RankView, odd_ones, place, views
 from monitors.judge.scene import Cite, Scene
-from monitors.judge.stands import BUSY, ELSEWHERE, WAITING, Standing
+from monitors.judge.stands import BUSY, ELSEWHERE, WAITING, Standing, stand_of
 
 # Without a monitor's own word, a held request whose ranks have given nothing for this long stands still. On-demand
 # captures of a working server must not read as a hang, and a step of a large prefill takes seconds.
@@ -106,9 +106,10 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
         text = f"{working[0].name()} is on the host and no rank waits on the device: {working[0].text}"
         yield "host_busy", Finding(text, working[0].cite, working)
     for stack in scene.stacks:
-        if stack.main and stack.main.frames and not stack.who.isdigit() and not stack.sample:
-            top = stack.main.frames[0].function
-            yield f"process_{stack.who}", Finding(f"process {stack.who} stands in {top}", stack.main.cite)
+        if stack.main and not stack.who.isdigit() and not stack.sample:
+            stand = stand_of(stack.main, scene.dialect)
+            if stand.standing in ELSEWHERE:
+                yield "engine_waits", Finding(f"process {stack.who} is {stand.standing}: {stand.where}", stand.cite)
     still = [r.still for r in placed if r.still is not None]
     if still and not all(still):
         moving = tuple(r for r in placed if r.still is False)

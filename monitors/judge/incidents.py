@@ -7,7 +7,7 @@ stands. A process that ends after its wedge was declared belongs to that inciden
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -49,6 +49,18 @@ class Book:
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Book:
         return Book(Incident(**raw["open"]) if raw["open"] else None, tuple(raw["ends"]), dict(raw["paged"]))
+
+
+def resumed(book: Book, alarming: Callable[[str], bool]) -> Book:
+    """The book of a monitor that starts again. An incident whose capture or page had not been finished is taken out,
+    so that it is declared, captured and paged anew; one that was paged (or pages nobody) stays and stays quiet."""
+    opened = book.open
+    if opened is None:
+        return book
+    finished = bool(opened.bundle) and (not alarming(opened.verdict) or page_key(opened, opened.verdict) in book.paged)
+    # The time of its end stays with a crash that is counted again, or two restarts of a monitor would make a loop.
+    ends = book.ends if finished or opened.kind != "crash" else book.ends[:-1]
+    return book if finished else replace(book, open=None, ends=ends)
 
 
 def decide(book: Book, judgement: Judgement, sample: Sample, now_unix_s: float) -> tuple[Book, Decision]:
@@ -95,8 +107,8 @@ def page_due(book: Book, key: str, now_unix_s: float) -> bool:
 
 
 def page_key(incident: Incident, verdict: str) -> str:
-    """A wedge pages once. Crashes page by class, so that a loop pages once as a crash and once as a loop."""
-    return incident.key if incident.kind == "wedge" else f"crash:{verdict}"
+    """A wedge pages once, its death included. Crashes page by class, so that a loop pages once as a crash and once as a loop."""
+    return incident.key if incident.key.startswith("wedge:") else f"crash:{verdict}"
 
 
 def with_page(book: Book, key: str, now_unix_s: float) -> Book:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from monitors.judge.finding import Finding
 from monitors.judge.ranks import RankView
-from monitors.judge.scene import Gpu, Scene
-from monitors.observe.gpu import describe
+from monitors.judge.scene import SIMULATED, Gpu, Scene
 
 
 def processes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Finding]]:
@@ -44,3 +43,21 @@ def gpus(scene: Scene) -> Iterator[tuple[str, Finding]]:
         yield "gpus_idle", say(idle, "no work on any")
     elif found:
         yield "gpus_work", say(list(found), "at least one is neither idle nor spinning")
+
+
+def describe(gpus: Sequence[Gpu]) -> str:
+    """One phrase for a sentence: ``4 GPUs at 100 % and 95-104 W of 250 W (simulated)``."""
+    powers = [g.power_w for g in gpus if g.power_w is not None]
+    utils = [g.util for g in gpus if g.util is not None]
+    text = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}"
+    if utils:
+        text += f" at {_span(utils)} %"
+    if powers:
+        limits = [g.limit_w for g in gpus if g.limit_w]
+        text += f" and {_span(powers)} W" + (f" of {_span(limits)} W" if limits else "")
+    return text + (f" ({SIMULATED})" if any(g.source == SIMULATED for g in gpus) else "")
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = round(min(values)), round(max(values))
+    return str(low) if low == high else f"{low}-{high}"

@@ -66,6 +66,9 @@ class Stack:
         return (named or list(self.threads) or [None])[0]  # type: ignore[list-item]
 
 
+SIMULATED = "simulated"  # the source of a reading that was derived from a black box, and of nothing else
+
+
 @dataclass(frozen=True)
 class Gpu:
     """Utilisations in percent. None: not read. ``source`` is ``nvml``, ``nvidia-smi``, ``simulated`` or empty."""

@@ -103,10 +103,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         Class.hang_control_plane,
-        (("all_at_rest",), ("no_progress", "work_held", "idle_line_with_work", "process_engine", "peer_wait")),
+        (("all_at_rest",), ("no_progress", "work_held", "idle_line_with_work", "engine_waits", "peer_wait")),
         0.7,
         unless=MOVES,
-        supports=("devices_idle", "gpus_idle", "process_engine", "stacks_still", *HELD),
+        supports=("devices_idle", "gpus_idle", "engine_waits", "stacks_still", *HELD),
         against=("gpus_spin", "gauges_zero"),
     ),
     Signature(

@@ -7,14 +7,13 @@ that was entered and has not completed reads as a kernel that spins, a computing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from engine.blackbox import DeviceState, Snapshot
-from monitors.judge.scene import Cite, Gpu
+from monitors.judge.scene import SIMULATED, Cite, Gpu
 from monitors.observe.reading import Reading, gap
 from monitors.remote import NodeError, Remote
 
-SIMULATED = "simulated"
 _LIMIT_W = 250.0
 _SIMULATED = {  # state of the stream -> utilisation, memory utilisation, power
     DeviceState.collective: (100.0, 1.0, 95.0),
@@ -98,21 +97,3 @@ def _pick(cells: dict[str, str], *names: str) -> str:
 def _number(text: str) -> float | None:
     found = re.match(r"-?\d+(?:\.\d+)?", text)
     return float(found[0]) if found else None
-
-
-def describe(gpus: Sequence[Gpu]) -> str:
-    """One phrase for a sentence: ``4 GPUs at 100 % and 95-104 W of 250 W (simulated)``."""
-    powers = [g.power_w for g in gpus if g.power_w is not None]
-    utils = [g.util for g in gpus if g.util is not None]
-    text = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}"
-    if utils:
-        text += f" at {_span(utils)} %"
-    if powers:
-        limits = [g.limit_w for g in gpus if g.limit_w]
-        text += f" and {_span(powers)} W" + (f" of {_span(limits)} W" if limits else "")
-    return text + (f" ({SIMULATED})" if any(g.source == SIMULATED for g in gpus) else "")
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = round(min(values)), round(max(values))
-    return str(low) if low == high else f"{low}-{high}"

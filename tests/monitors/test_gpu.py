@@ -10,6 +10,8 @@ import pytest
 from engine.blackbox import BlackBox, Header
 from engine.blackbox import read as read_box
 from monitors import fleet
+from monitors.judge.machine import describe
+from monitors.judge.scene import SIMULATED
 from monitors.observe import gpu
 from monitors.remote import Remote
 
@@ -67,8 +69,8 @@ def test_the_simulated_source_follows_the_black_box_and_names_itself(tmp_path: P
     box.collective_enqueued(1, 1, 64)
     spinning = gpu.simulate(read_box(path), "a")
     box.close()
-    assert spinning.spinning and spinning.source == gpu.SIMULATED and spinning.index == 2
-    assert "simulated" in gpu.describe([spinning])
+    assert spinning.spinning and spinning.source == SIMULATED and spinning.index == 2
+    assert "simulated" in describe([spinning])
     (again,) = gpu.from_csv(gpu.to_csv([spinning]), "gpu.csv")
     assert (again.util, again.power_w, again.limit_w, again.source) == (100, 95, 250, "simulated")
 

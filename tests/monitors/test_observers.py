@@ -121,7 +121,8 @@ def test_a_journal_reader_that_ends_is_a_gap_and_is_started_again(tmp_path: Path
 
 
 def test_metrics_are_summed_over_labels_and_absent_ones_are_none() -> None:
-    text = '# HELP x\nvllm:num_requests_running{e="0"} 1\nvllm:num_requests_running{e="1"} 2.0\nvllm:generation_tokens_total 1.5e+03\nbad NaN\nworse'
+    text = '# HELP x\nvllm:num_requests_running{e="0"} 1\nvllm:num_requests_running{e="1"} 2.0\n'
+    text += "vllm:generation_tokens_total 1.5e+03\nbad NaN\nworse"
     values = metrics.parse(text)
     assert metrics.held(values, VLLM) == 3 and metrics.progress(values, VLLM) == 1500
     assert metrics.held({}, VLLM) is None
