@@ -6,7 +6,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model node-packages demo test check format reference mutants
+.PHONY: help setup model node-packages demo test check format reference matrix mutants
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ reference: $(READY) ## docs/REFERENCE.md, from the code
 	mv docs/.REFERENCE.new docs/REFERENCE.md
 
 # Slow targets, each with its own table.
+
+matrix: setup ## equal greedy text in every combination of modes
+	$(BIN)/python -m tests.slow.matrix $(ARGS)
 
 mutants: setup ## take each guard out of a copy: a test must notice
 	$(BIN)/python tools/mutants.py $(ARGS)
