@@ -24,7 +24,7 @@ from engine.model.loader import LayerWeights, Weights
 from engine.model.rope import rope_table
 from engine.model.shard import Shard
 from engine.native import build
-from engine.native.kernels import LayerStruct, ModelStruct, StepStruct
+from engine.native.kernels import WEIGHT_NAMES, LayerStruct, ModelStruct, StepStruct
 from engine.parallel.group import Group
 
 _PACK_ROWS_HINT = 32
@@ -65,7 +65,7 @@ class NativeOps:
         """
         matrices = [getattr(layer, name) for layer in self._weights.layers for name in _MATRICES]
         shapes = [matrix.shape for matrix in (*matrices, self._head)]
-        panels = bool(self._library.lastbatch_has_panels()) and not any(rows % 16 or columns % 2 for rows, columns in shapes)
+        panels = bool(self._library.lastbatch_has_panels()) and not any(shape[0] % 16 or shape[1] % 2 for shape in shapes)
         amx = build.cpu_has("amx_bf16")
         if (amx or not panels) and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             self._packed = _pack(self._weights)
@@ -192,8 +192,7 @@ def _widths(config: ModelConfig, shard: Shard) -> dict[str, int]:
 
 
 def _layer(weights: LayerWeights, window: int) -> LayerStruct:
-    names = [name for name, _ in LayerStruct._fields_[:-1]]
-    tensors = [getattr(weights, name) for name in names]
+    tensors = [getattr(weights, name) for name in WEIGHT_NAMES]
     return LayerStruct(*(None if tensor is None else tensor.data_ptr() for tensor in tensors), window)
 
 

@@ -22,6 +22,7 @@ typedef uint16_t h16 __attribute__((vector_size(32)));
 #define KEYS 64       // positions in a block of keys
 #define QUERIES 96    // query vectors that share a block of keys
 #define FEW 16        // up to this many query vectors, keys are not transposed
+#define AHEAD 32      // positions that are fetched before they are needed
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {  // mirrored by engine/native/kernels.py, as are model_t and step_t
@@ -128,8 +129,11 @@ INLINE v16 add_up_16(v16 *x) {
     const i16 low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
     const i16 low1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
     const i16 eight = splat_int(8), four = splat_int(4), two = splat_int(2), one = splat_int(1);
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i++) x[i] = swap(x[i], x[i + 8], low8) + swap(x[i], x[i + 8], low8 + eight);
+#pragma GCC unroll 8
     for (int i = 0; i < 4; i++) x[i] = swap(x[i], x[i + 4], low4) + swap(x[i], x[i + 4], low4 + four);
+#pragma GCC unroll 8
     for (int i = 0; i < 2; i++) x[i] = swap(x[i], x[i + 2], low2) + swap(x[i], x[i + 2], low2 + two);
     return swap(x[0], x[1], low1) + swap(x[0], x[1], low1 + one);
 }

@@ -6,13 +6,13 @@ import ctypes
 
 from engine.native.build import library
 
-_WEIGHTS = (
+WEIGHT_NAMES = (
     "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "post_norm", "gate_up", "gate_up_bias", "down", "down_bias",
 )  # fmt: skip
 
 
 class LayerStruct(ctypes.Structure):
-    _fields_ = (*((name, ctypes.c_void_p) for name in _WEIGHTS), ("window", ctypes.c_int64))
+    _fields_ = (*((name, ctypes.c_void_p) for name in WEIGHT_NAMES), ("window", ctypes.c_int64))
 
 
 class ModelStruct(ctypes.Structure):

@@ -105,8 +105,10 @@ INLINE void NAME(widen_row)(const T *from, float *to, int size, int padded) {
 
 // One piece of attention: `count` query tokens of a row from token `first` on, for the query heads of one key/value head.
 // A query vector is numbered token * group + head of the group.
-static void NAME(attend_piece)(const model_t *m, const step_t *s, int layer, int row, int kv_head, int head, int group, int first, int count) {
-    int size = m->head_dim, padded = (size + 63) / 64 * 64, vectors = count * group;
+INLINE void NAME(attend_piece)(
+    const model_t *m, const step_t *s, const int size, int layer, int row, int kv_head, int head, int group, int first, int count) {
+    const int padded = (size + 63) / 64 * 64;
+    int vectors = count * group;
     int width = (m->heads + 2 * m->kv_heads) * size;
     int64_t kv_width = (int64_t)m->kv_heads * size;
     int window = (int)m->layers[layer].window;
@@ -133,7 +135,13 @@ static void NAME(attend_piece)(const model_t *m, const step_t *s, int layer, int
     for (int block = begin; block < position + count; block += KEYS) {
         int length = position + count - block < KEYS ? position + count - block : KEYS;
         int page = block / s->page_size, offset = block % s->page_size;
+        int next_page = (block + AHEAD) / s->page_size, next_offset = (block + AHEAD) % s->page_size;
         for (int j = 0; j < length; j++) {
+            if (few && block + j + AHEAD < position + count) {  // a strided walk, which the hardware does not foresee
+                int64_t at = ((int64_t)table[next_page] * s->page_size + next_offset) * kv_width;
+                if (++next_offset == s->page_size) next_offset = 0, next_page++;
+                for (int c = 0; c < size; c += 64 / (int)sizeof(T)) __builtin_prefetch(keys + at + c), __builtin_prefetch(values + at + c);
+            }
             int64_t at = ((int64_t)table[page] * s->page_size + offset) * kv_width;
             if (++offset == s->page_size) offset = 0, page++;
             NAME(widen_row)(values + at, v_block + (size_t)j * padded, size, padded);
@@ -201,7 +209,13 @@ static void NAME(attend)(const model_t *m, step_t *s, int layer) {
         }
         int first = s->starts[r] + piece * chunk, count = s->starts[r + 1] - first;
         int head = part * group, kv_head = head * m->kv_heads / m->heads;
-        NAME(attend_piece)(m, s, layer, r, kv_head, head, group, first, count < chunk ? count : chunk);
+        if (count > chunk) count = chunk;
+        if (m->head_dim == 64)
+            NAME(attend_piece)(m, s, 64, layer, r, kv_head, head, group, first, count);
+        else if (m->head_dim == 128)
+            NAME(attend_piece)(m, s, 128, layer, r, kv_head, head, group, first, count);
+        else
+            NAME(attend_piece)(m, s, m->head_dim, layer, r, kv_head, head, group, first, count);
     }
 }
 

@@ -8,7 +8,7 @@ Also a rank of a tensor-parallel model that drives them and saves its logits:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ PAGE_SIZE = 4
 class Rows:
     """Sequences in one paged cache, whose pages are handed out in a scattered order."""
 
-    def __init__(self, model: Model, texts: Sequence[Sequence[int]], pages_each: int = 16) -> None:
+    def __init__(self, model: Model, texts: Sequence[Sequence[int]], pages_each: int = 16, dtype: torch.dtype = torch.float32) -> None:
         self.model = model
         self.texts = texts
         self.done = [0] * len(texts)
@@ -33,12 +33,15 @@ class Rows:
         order = torch.randperm(total - 1, generator=torch.Generator().manual_seed(1)) + 1
         self.tables = order[: pages_each * len(texts)].view(len(texts), pages_each).int()
         config = model.config
-        self.kv = KVPool(config.layers, total, PAGE_SIZE, len(model.shard.kv_heads), config.head_dim, torch.float32)
+        self.kv = KVPool(config.layers, total, PAGE_SIZE, len(model.shard.kv_heads), config.head_dim, dtype)
         self.logits: list[list[torch.Tensor]] = [[] for _ in texts]
         self.steps = 0
 
-    def step(self, counts: dict[int, int]) -> None:
-        """Give row i its next ``counts[i]`` tokens, in the order of the dict, and keep the logits of each."""
+    def step(
+        self, counts: dict[int, int], wanted: torch.Tensor | None = None, on_layer: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Give row i its next ``counts[i]`` tokens, in the order of the dict. Keeps and returns the logits of each, or
+        returns those of ``wanted`` only."""
         tokens, positions, slots = [], [], []
         for row, count in counts.items():
             where = torch.arange(self.done[row], self.done[row] + count)
@@ -47,17 +50,21 @@ class Rows:
             slots.append(self.tables[row][where // PAGE_SIZE].long() * PAGE_SIZE + where % PAGE_SIZE)
             self.done[row] += count
         self.steps += 1
+        everything = torch.arange(sum(counts.values()))
         batch = ForwardBatch(
             step=self.steps, tokens=torch.cat(tokens), positions=torch.cat(positions), slots=torch.cat(slots),
             query_lens=tuple(counts.values()), kv_lens=tuple(self.done[row] for row in counts),
-            page_tables=self.tables[list(counts)], page_size=PAGE_SIZE, logit_rows=torch.arange(sum(counts.values())),
+            page_tables=self.tables[list(counts)], page_size=PAGE_SIZE, logit_rows=everything if wanted is None else wanted,
         )  # fmt: skip
         batch.check()
-        logits = self.model.forward(batch, self.kv, None)
+        logits = self.model.forward(batch, self.kv, on_layer)
         assert logits.dtype is torch.float32
-        assert logits.shape == (sum(counts.values()), self.model.config.vocab)
+        assert logits.shape == (len(batch.logit_rows), self.model.config.vocab)
+        if wanted is not None:
+            return logits
         for row, part in zip(counts, logits.split(list(counts.values())), strict=True):
             self.logits[row].append(part)
+        return logits
 
     def all_logits(self, row: int) -> torch.Tensor:
         return torch.cat(self.logits[row])

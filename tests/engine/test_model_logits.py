@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.model.registry import load_model
+from engine.native import build, kernels
 from engine.parallel.group import Group
 from tests.engine.paged_rows import Rows, drive, sample_texts
 from tests.tiny_models import tiny_model
@@ -45,18 +46,28 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def reference(folder: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def reference(folder: Path, texts: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():
         return [model(torch.tensor([list(text)])).logits[0] for text in texts]
 
 
+@pytest.fixture(params=["kernels in C", "torch"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr("engine.native.kernels.load", lambda: None)
+    elif kernels.load() is None:
+        pytest.skip(f"kernels: {build.paths()['kernels']}")
+    return str(request.param)
+
+
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_logits_equal_transformers_in_prefill_chunks_decode_and_ragged_batches(name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_in_prefill_chunks_decode_and_ragged_batches(name: str, implementation: str, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, **CONFIGURATIONS[name])
     model = load_model(folder, dtype="float32", group=Group(), device=torch.device("cpu"))
+    assert model.paths()["layers"].startswith("torch" if implementation == "torch" else "C")
     texts = sample_texts(model.config.vocab)
     rows = Rows(model, texts)
     drive(rows)
@@ -65,3 +76,52 @@ def test_logits_equal_transformers_in_prefill_chunks_decode_and_ragged_batches(n
         difference = (rows.all_logits(row) - expected).abs().max().item()
         assert difference <= TOLERANCE, f"row {row} differs by {difference}"
         assert expected.std() > 0.1, "logits that are all alike would prove nothing"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({"arch": "llama", "hidden": 80, "heads": 5, "kv_heads": 1, "vocab": 528}, id="an odd number of panels"),
+        pytest.param({"arch": "qwen2", "hidden": 56, "vocab": 509}, id="shapes that do not suit panels"),
+        pytest.param({"arch": "qwen3", "tied": True, "head_dim": 64}, id="tied"),
+    ],
+)
+def test_bfloat16_logits_stay_as_near_to_f32_as_transformers_own(model: dict[str, Any], implementation: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, dtype="bfloat16", **model)
+    loaded = load_model(folder, dtype="auto", group=Group(), device=torch.device("cpu"))
+    texts = sample_texts(loaded.config.vocab)
+    rows = Rows(loaded, texts, dtype=torch.bfloat16)
+    drive(rows)
+    exact, rounded = reference(folder, texts), reference(folder, texts, torch.bfloat16)
+    for row in range(len(texts)):
+        error = (rows.all_logits(row) - exact[row]).square().mean().sqrt()
+        theirs = (rounded[row].float() - exact[row]).square().mean().sqrt()
+        assert error <= 1.25 * theirs
+
+
+def test_logits_of_a_row_in_f32_are_the_same_whatever_shares_the_step(implementation: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path)
+    model = load_model(folder, dtype="float32", group=Group(), device=torch.device("cpu"))
+    texts = sample_texts(model.config.vocab)
+    together, alone = Rows(model, texts), Rows(model, texts)
+    drive(together)
+    alone.step({1: len(texts[1])})
+    assert (together.all_logits(1) - alone.all_logits(1)).abs().max() <= 1e-5
+
+
+def test_a_step_without_wanted_logits_gives_none_and_still_fills_the_cache(implementation: str, tmp_path: Path) -> None:
+    model = load_model(tiny_model(tmp_path), dtype="float32", group=Group(), device=torch.device("cpu"))
+    texts = sample_texts(model.config.vocab)
+    whole, silent = Rows(model, texts), Rows(model, texts)
+    whole.step({0: 30})
+    assert silent.step({0: 20}, wanted=torch.zeros(0, dtype=torch.int64)).shape == (0, 512)
+    last = silent.step({0: 10}, wanted=torch.tensor([9]))
+    assert (last[0] - whole.all_logits(0)[29]).abs().max() <= 1e-5
+
+
+def test_each_layer_of_a_long_step_is_announced_before_it_runs(implementation: str, tmp_path: Path) -> None:
+    model = load_model(tiny_model(tmp_path, layers=3), dtype="float32", group=Group(), device=torch.device("cpu"))
+    rows = Rows(model, [[5] * 100], pages_each=32)
+    seen: list[int] = []
+    rows.step({0: 100}, on_layer=seen.append)
+    assert seen == [0, 1, 2]
