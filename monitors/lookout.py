@@ -86,7 +86,9 @@ class Lookout:
     def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)
         if found:
-            sample = from_boxes(now, {rank: box.snapshot for rank, box in found.items()}, ended=ended)
+            answered = all(source.last is not None for source in self._sources)
+            snapshots = {rank: box.snapshot for rank, box in found.items()}
+            sample = from_boxes(now, snapshots, ended=ended, all_answered=answered)
             self._invocation = sample.invocation
             return sample
         if self.dialect.black_box:

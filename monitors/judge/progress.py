@@ -138,8 +138,9 @@ def _slow(paces: tuple[float, ...], limits: Limits) -> bool:
     return statistics.median(paces[-_PACES_RECENT:]) > limits.slow_factor * usual > 0
 
 
-def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool) -> Sample:
-    """A sample from the black boxes of all ranks, at the monitor's clock ``mono_s``."""
+def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool, all_answered: bool = True) -> Sample:
+    """A sample from the black boxes of all ranks, at the monitor's clock ``mono_s``. A rank without a box is loading,
+    unless its node did not answer (``all_answered`` is false): then the others speak for it."""
     if not boxes:
         return Sample(mono_s, None, None)
     # Followers keep a request's state until the next plan tells them that it left: only a leader knows what is held.
@@ -151,7 +152,7 @@ def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool) -> 
         for rank, box in sorted(boxes.items())
     )  # fmt: skip
     world = max(box.header.world for box in boxes.values())
-    loading = len(boxes) < world or any(box.host.phase in (Phase.load, Phase.capture) for box in boxes.values())
+    loading = (all_answered and len(boxes) < world) or any(box.host.phase in (Phase.load, Phase.capture) for box in boxes.values())
     invocations = sorted({box.header.invocation_id or str(box.header.start_mono_ns) for box in boxes.values()})
     steps = max(box.host.step for box in leaders)
     return Sample(mono_s, held, work, "+".join(invocations), loading and not ended, ended, steps)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,10 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0) -> 
 
 
 class Cluster:
-    """``world`` ranks in one run directory."""
+    """The ranks of one node (all of the world's by default) in one run directory."""
 
-    def __init__(self, folder: Path, world: int = 3, invocation: str = "ab" * 16) -> None:
+    def __init__(self, folder: Path, world: int = 3, invocation: str = "ab" * 16, ranks: Sequence[int] | None = None) -> None:
+        here = range(world) if ranks is None else ranks
         self.run_dir = folder / "run"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.log = folder / "server.log"
@@ -44,9 +45,9 @@ class Cluster:
         self.ranks = [
             subprocess.Popen([sys.executable, str(HERE / "smallrank/rank.py"), str(self.run_dir), str(rank), str(world)],
                              stdin=subprocess.PIPE, env=env, cwd=folder)
-            for rank in range(world)
+            for rank in here
         ]  # fmt: skip
-        until(lambda: len(list(self.run_dir.glob("rank-*.box"))) == world, "every rank has a box")
+        until(lambda: len(list(self.run_dir.glob("rank-*.box"))) == len(here), "every rank has a box")
 
     def tell(self, mode: str) -> None:
         for process in self.ranks:
@@ -62,14 +63,18 @@ class Cluster:
         self.tell("busy")
         until(lambda: all(box.device.ended > 5 for box in self.boxes()), "every rank has done steps")
 
-    def wedge(self, mode: str) -> None:
-        """Let every rank stand still in a way, and wait until they all do."""
-        self.work()
-        self.tell(f"{mode} {max(box.host.step for box in self.boxes()) + 60}")
+    def wedge(self, mode: str, *others: Cluster) -> None:
+        """Let every rank (those of the other nodes too) stand still in a way, and wait until they all do."""
+        nodes = (self, *others)
+        for node in nodes:
+            node.work()
+        at = max(box.host.step for node in nodes for box in node.boxes()) + 60
+        for node in nodes:
+            node.tell(f"{mode} {at}")
         seen: dict[int, tuple[int, int]] = {}
 
         def standing() -> bool:
-            now = {box.header.rank: (box.host.progress_ns, box.device.begun) for box in self.boxes()}
+            now = {box.header.rank: (box.host.progress_ns, box.device.begun) for node in nodes for box in node.boxes()}
             still = now == seen
             seen.clear()
             seen.update(now)

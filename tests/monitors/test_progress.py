@@ -134,6 +134,7 @@ def test_only_a_leader_knows_what_is_held(tmp_path: Path) -> None:
         box.close()
     assert from_boxes(0, boxes, ended=False).held == 0
     assert from_boxes(0, {1: boxes[1]}, ended=False).loading, "a rank is not there yet"
+    assert not from_boxes(0, {1: boxes[1]}, ended=False, all_answered=False).loading, "its node did not answer: nobody knows"
 
 
 def _judged(state: State, changed: bool = True) -> Judgement:
@@ -171,3 +172,21 @@ def test_crashes_in_a_row_are_counted_and_paged_once_for_each_class() -> None:
     assert not incidents.page_due(book, "crash:crash_loop", 400) and incidents.page_due(book, "crash:crash", 400)
     late, _ = incidents.decide(book, _judged(State.ended), Sample(0, None, 0, "d", ended=True), 5000)
     assert len(late.ends) == 1, "what is long past is no loop"
+
+
+def test_an_incident_that_was_not_captured_and_paged_to_the_end_is_taken_up_again() -> None:
+    def alarming(verdict: str) -> bool:
+        return verdict.startswith("hang")
+
+    declared, _ = incidents.decide(Book(), _judged(State.stalled), Sample(0, 1, 9, "inv", steps=9), 0)
+    assert declared.open is not None
+    assert incidents.resumed(declared, alarming).open is None, "killed before the bundle was whole"
+    captured = replace(declared, open=replace(declared.open, bundle="/b", verdict="hang_tp_desync"))
+    assert incidents.resumed(captured, alarming).open is None, "killed before the page went out"
+    paged = incidents.with_page(captured, declared.open.key, 1)
+    assert incidents.resumed(paged, alarming) == paged
+    quiet = replace(declared, open=replace(declared.open, bundle="/b", verdict="slow_not_hung"))
+    assert incidents.resumed(quiet, alarming) == quiet, "no page was due"
+    crashed, _ = incidents.decide(Book(), _judged(State.ended), Sample(0, None, 0, "inv", ended=True), 0)
+    again, decision = incidents.decide(incidents.resumed(crashed, alarming), _judged(State.ended), Sample(0, None, 0, "inv", ended=True), 5)
+    assert decision is Decision.declare_crash and len(again.ends) == 1, "one end is not counted twice"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from monitors import fleet
+from monitors.capture import bundle
 from monitors.observe import boxes
 from monitors.remote import NodeError, Remote
-from tests.monitors.cluster import Cluster, until
+from tests.monitors.cluster import HEALTHY, Cluster, fleet_text, until, web
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 needs_sshd = pytest.mark.skipif(not Path(SSHD).exists() or os.geteuid() != 0, reason="needs sshd and root")
@@ -87,6 +90,41 @@ def test_boxes_come_over_ssh_with_the_nodes_own_clock(ssh: str, tmp_path: Path) 
         for box in reading.value.boxes:
             assert box.state in ("R", "S", "D") and box.snapshot.events and len(box.data) > 300_000
             assert 0 <= (reading.value.clock.mono_ns - box.snapshot.host.mono_ns) / 1e9 < 5
+
+
+def two_nodes(near: Cluster, far: Cluster, api: str, ssh: str) -> fleet.Deployment:
+    text = fleet_text([("near", near.run_dir, near.log), ("far", far.run_dir, far.log)], api)
+    return fleet.parse(text.replace('name = "far"', f'name = "far"\nssh = "{ssh}"\npython = "{sys.executable}"'), "fleet.toml").one()
+
+
+@needs_sshd
+def test_a_bundle_of_two_nodes_over_ssh_has_every_rank_and_names_the_odd_one(ssh: str, tmp_path: Path) -> None:
+    with web(HEALTHY) as server, Cluster(tmp_path / "a", ranks=(0, 2)) as near, Cluster(tmp_path / "b", ranks=(1,)) as far:
+        near.wedge("skip", far)
+        taken = bundle.capture(two_nodes(near, far, server.url, ssh), root=tmp_path / "bundles", progress={"stalled_s": 9.0})
+        assert taken.verdict.verdict == "hang_tp_desync", taken.verdict.to_json()
+        assert all("rank 1" in who and "node far" in who for who in taken.verdict.suspects)
+        assert bundle.verify(taken.folder).ok
+        names = {path.name for path in taken.folder.iterdir()}
+        assert {f"rank-{r}.box" for r in range(3)} | {f"pyspy-{r}.json" for r in range(3)} | {
+            f"pyspy-{r}.t3.json" for r in range(3)
+        } <= names
+        assert {"server.log", "server.far-small-far.log"} <= names
+        clocks = json.loads((taken.folder / "clocks.json").read_text())
+        assert {node["node"] for node in clocks.values()} == {"near", "far"}
+
+
+def test_a_node_that_does_not_answer_is_a_named_gap_and_the_rest_is_captured(tmp_path: Path) -> None:
+    dead = "-F none -o StrictHostKeyChecking=no -p 9 127.0.0.1"
+    with web(HEALTHY) as server, Cluster(tmp_path / "a", ranks=(0, 2)) as near, Cluster(tmp_path / "b", ranks=(1,)) as far:
+        near.wedge("symmetric", far)
+        started = time.monotonic()
+        taken = bundle.capture(two_nodes(near, far, server.url, dead), root=tmp_path / "bundles", progress={"stalled_s": 9.0})
+        assert time.monotonic() - started < 30
+        lost = {gap.probe for gap in taken.gaps if gap.node == "far" and "ssh" in gap.reason}
+        assert {"black_box", "log", "process"} <= lost
+        assert taken.verdict.verdict == "hang_symmetric_spin"
+        assert any("node far" in gap.what for gap in taken.verdict.missing)
 
 
 def test_a_node_that_cannot_be_reached_says_so_with_its_name() -> None:
