@@ -1,4 +1,5 @@
-"""One rank: ``python rank.py RUN_DIR RANK WORLD``. A line on standard input says what it does from then on:
+"""One rank: ``python rank.py RUN_DIR RANK WORLD [WORDS]``. A line on standard input (or WORDS, and then standard input
+is not read) says what it does from then on:
 
 idle | busy | slow | load
 grammar | symmetric | mismatch | skip | callback | control | stop, and a step N: work up to it, then stand still
@@ -22,14 +23,17 @@ _STILL = ("grammar", "symmetric", "mismatch", "skip", "callback", "control", "st
 
 
 class Rank:
-    def __init__(self, run_dir, rank, world):
+    def __init__(self, run_dir, rank, world, told=""):
         invocation = os.environ.get("INVOCATION_ID", "ab" * 16)
         header = Header(os.getpid(), rank, world, "c0ffee", invocation_id=invocation, tp=rank, start_mono_ns=time.monotonic_ns())
         self.rank = rank
         self.box = BlackBox(Path(run_dir) / f"rank-{rank}.box", header)
         self.stream = HostStream()
         self.step_number = self.sequence = 0
-        self.mode, self.next, self.at = "load", "", 0
+        self.mode, self.next, self.at = "busy" if told else "load", "", 0
+        self.told = told
+        if told:
+            self.obey(told.split())
         setproctitle.setproctitle(f"lastbatch::scheduler_TP{rank} cfg=c0ffee")
 
     def run(self):
@@ -53,16 +57,20 @@ class Rank:
                 time.sleep(0.2 if self.mode == "slow" else 0.005)
 
     def listen(self):
+        if self.told:
+            return
         ready, _, _ = select.select([sys.stdin], [], [], 0.05 if self.mode in ("load", "idle", "control") else 0)
         if ready:
             line = sys.stdin.readline()
             if not line:
                 os._exit(0)
-            words = line.split()
-            if len(words) > 1:
-                self.next, self.at = words[0], int(words[1])
-            else:
-                self.mode = words[0]
+            self.obey(line.split())
+
+    def obey(self, words):
+        if len(words) > 1:
+            self.next, self.at = words[0], int(words[1])
+        else:
+            self.mode = words[0]
 
     def rest(self, held):
         self.box.enter(Phase.recv)
@@ -124,4 +132,4 @@ class Rank:
 
 
 if __name__ == "__main__":
-    Rank(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).run()
+    Rank(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]).run()
