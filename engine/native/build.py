@@ -58,7 +58,8 @@ _loaded: dict[str, _Loaded] = {}
 def library(name: str) -> ctypes.CDLL | None:
     """The library, compiled if need be; None where it cannot be had (``paths`` says why). Never raises for that.
 
-    ``LASTBATCH_NATIVE=0`` in the environment turns the C parts off.
+    ``LASTBATCH_NATIVE=0`` in the environment turns the C parts off; the name of an instruction set (``avx512-bf16``,
+    ``avx512``, ``avx2``, ``portable``) allows that one only.
     """
     return _load(name).library
 
@@ -79,12 +80,15 @@ def _load(name: str) -> _Loaded:
 
 
 def _build(name: str, source: _Source, env: Mapping[str, str]) -> _Loaded:
-    if env.get("LASTBATCH_NATIVE") == "0":
+    wanted = env.get("LASTBATCH_NATIVE", "")
+    if wanted == "0":
         return _Loaded(None, "fallback: LASTBATCH_NATIVE=0")
+    if wanted and wanted not in {level for level, _, _ in _LEVELS}:
+        return _Loaded(None, f"fallback: LASTBATCH_NATIVE={wanted} is neither 0 nor one of {', '.join(level for level, _, _ in _LEVELS)}")
     folder = cache_folder(env)
     compiler = _compiler(env)
-    levels = [(level, flags) for level, needs, flags in _LEVELS if _has(needs)] if source.by_level else [("", ())]
-    failures = []
+    levels = [(level, flags) for level, needs, flags in _LEVELS if _has(needs) and wanted in ("", level)] if source.by_level else [("", ())]
+    failures = [] if levels else [f"LASTBATCH_NATIVE={wanted}: this CPU lacks it"]
     for level, extra in levels:
         flags = (*_BASE_FLAGS, *source.flags, *extra)
         path = folder / f"{name}-{_digest(source, flags)}.so"

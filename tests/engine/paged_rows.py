@@ -2,7 +2,7 @@
 
 Also a rank of a tensor-parallel model that drives them and saves its logits:
 
-    python -m tests.engine.paged_rows SETTINGS.json RANK MODEL OUT.pt
+    python -m tests.engine.paged_rows SETTINGS.json RANK MODEL OUT.pt [DTYPE]
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ def sample_texts(vocab: int) -> list[list[int]]:
     return [torch.randint(0, vocab, (length,), generator=generator).tolist() for length in (43, 35, 51)]
 
 
-def main(settings_path: str, rank_text: str, model_path: str, out: str) -> None:
+def main(settings_path: str, rank_text: str, model_path: str, out: str, dtype: str = "float32") -> None:
     torch.set_num_threads(1)
     settings = Settings.from_json(Path(settings_path).read_text())
     group = open_group(settings, int(rank_text), None, torch.device("cpu"))
-    model = load_model(model_path, dtype="float32", group=group, device=torch.device("cpu"))
-    rows = Rows(model, sample_texts(model.config.vocab))
+    model = load_model(model_path, dtype=dtype, group=group, device=torch.device("cpu"))
+    print(model.paths())
+    rows = Rows(model, sample_texts(model.config.vocab), dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32)
     drive(rows)
     torch.save([rows.all_logits(row) for row in range(len(rows.texts))], out)
     group.close()

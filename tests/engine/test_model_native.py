@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.config import Settings
 from engine.exec.batch import ForwardBatch
 from engine.exec.kv import KVPool
 from engine.model.attention import AttentionPlan, attend
+from engine.model.registry import load_model
 from engine.native import build, kernels
+from engine.parallel.group import Group
+from tests.engine.paged_rows import Rows, drive, sample_texts
+from tests.tiny_models import tiny_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +96,25 @@ def test_products_by_panels_equal_torch_for_every_number_of_rows(library: object
         out = torch.full((rows, n), torch.nan)
         library.lastbatch_head(kernels.ctypes.byref(model), 1, x.data_ptr(), rows, k, panels.data_ptr(), n, out.data_ptr())  # type: ignore[attr-defined]
         assert (out - x.float() @ w.float().t()).abs().max() <= 1e-5 * k**0.5 * 4
+
+
+@pytest.mark.parametrize(("level", "dtype"), [("portable", "float32"), ("avx2", "float32"), ("portable", "bfloat16"), ("avx512", "bfloat16")])
+def test_every_instruction_set_gives_the_same_logits(level: str, dtype: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model", dtype=dtype, hidden=80, heads=5, kv_heads=1, vocab=528)
+    settings, out = tmp_path / "settings.json", tmp_path / "logits.pt"
+    settings.write_text(Settings().to_json())
+    done = subprocess.run([sys.executable, "-m", "tests.engine.paged_rows", settings, "0", folder, out, dtype], cwd=ROOT, text=True,
+                          capture_output=True, timeout=60, env={**os.environ, "LASTBATCH_NATIVE": level})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    if "lacks it" in done.stdout:
+        pytest.skip(done.stdout)
+    assert f"C ({level})" in done.stdout
+    model = load_model(folder, group=Group(), device=torch.device("cpu"))
+    here = Rows(model, sample_texts(528), dtype=torch.float32 if dtype == "float32" else torch.bfloat16)
+    drive(here)
+    tolerance = 1e-4 if dtype == "float32" else 0.1
+    for row, logits in enumerate(torch.load(out)):
+        assert (logits - here.all_logits(row)).abs().max() <= tolerance
 
 
 def run_build(cache: Path, **env: str) -> subprocess.Popen[str]:
