@@ -22,6 +22,7 @@ from engine.exec.kv import KVPool
 from engine.exec.layout import Segment, lay_out
 from engine.exec.sampler import Sampled, SamplingRow, prompt_logprobs, sample
 from engine.faults import Faults
+from engine.grammar.backends import GrammarError
 from engine.messages import Sampling, TokenLogprob
 from engine.scheduler.plan import Enter, Plan, Row
 from engine.scheduler.results import Results, RowResult
@@ -57,6 +58,7 @@ class SequenceState:
     pages: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     kv_len: int = 0
     scored: list[TokenLogprob] = field(default_factory=list)
+    error: str = ""  # why it cannot go on: it ends with this step, and nobody else does
 
     @property
     def room_left(self) -> int:
@@ -213,7 +215,12 @@ class Executor:
         masks.fill_(-1)
         for one in step.rows:
             if one.first >= 0 and one.sequence.matcher is not None:
-                one.sequence.matcher.masks(one.drafts, masks[one.first : one.first + 1 + len(one.drafts)])
+                rows = masks[one.first : one.first + 1 + len(one.drafts)]
+                try:
+                    one.sequence.matcher.masks(one.drafts, rows)
+                except (GrammarError, RuntimeError) as error:  # xgrammar's own checks are RuntimeErrors
+                    one.sequence.error = f"grammar: {error}"
+                    rows.fill_(-1)
         return masks
 
     def _sampling_rows(self, step: Step) -> list[SamplingRow]:
@@ -305,15 +312,25 @@ class Executor:
             sequence.drafter.extend(accepted.tokens)
             self._box.event(EventKind.accepted, a=request_hash(row.rid), b=gained + 1, c=sequence.kv_len, d=step.plan.step)
             if sequence.matcher is not None:
-                advanced = sequence.matcher.advance(accepted.tokens)
+                advanced = self._advance(sequence, accepted.tokens)
                 self._box.event(EventKind.fsm_advance, a=request_hash(row.rid), b=advanced)
             useful += len(accepted.tokens) if not row.count else one.fed
+            scores = logprobs[one.first : one.first + len(accepted.tokens)] if logprobs and sequence.logprobs >= 0 else ()
             results.append(RowResult(
-                row.rid, accepted.tokens, accepted.finish, accepted.matched, sequence.kv_len, len(one.drafts),
-                tuple(logprobs[one.first : one.first + len(accepted.tokens)]) if logprobs and sequence.logprobs >= 0 else (),  # type: ignore[arg-type]
-                tuple(sequence.scored),
+                rid=row.rid, tokens=accepted.tokens, finish="error" if sequence.error else accepted.finish, matched=accepted.matched,
+                kv_len=sequence.kv_len, drafted=len(one.drafts), logprobs=tuple(score for score in scores if score is not None),
+                prompt_logprobs=tuple(sequence.scored), error=sequence.error,
             ))  # fmt: skip
         return Results(step.plan.step, tuple(results), sum(one.fed for one in step.rows), useful)
+
+    def _advance(self, sequence: SequenceState, tokens: Sequence[int]) -> int:
+        """Move the FSM by an accepted run, once. A grammar that fails ends its request and no other."""
+        assert sequence.matcher is not None
+        try:
+            return sequence.matcher.advance(tokens)
+        except (GrammarError, RuntimeError) as error:
+            sequence.error = sequence.error or f"grammar: {error}"
+            return 0
 
     def _drawn(self, step: Step) -> list[int]:
         if step.drawn is not None:

@@ -28,7 +28,7 @@ import zmq
 from engine.blackbox import BlackBox, Header, Phase
 from engine.config import Settings
 from engine.exec.device import Device, open_device
-from engine.exec.executor import Executor
+from engine.exec.executor import Executor, Step
 from engine.exec.kv import KVPool
 from engine.faults import FaultError, Faults
 from engine.messages import (
@@ -55,7 +55,7 @@ from engine.scheduler import warmup
 from engine.scheduler.loops import Loop, OverlapLoop, SequentialLoop
 from engine.scheduler.plan import Arm, Begin, Disarm, Hello, Open, Plan, Stop
 from engine.scheduler.rank_link import RankHub, RankSpoke, address
-from engine.scheduler.results import Results
+from engine.scheduler.results import Launched, Results
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.worker import follow, reset_counters
 from engine.speculation.drafters import Drafter, NgramDrafter, NullDrafter
@@ -188,12 +188,13 @@ class GroupRunner:
         self._hub = hub
         self._executor = executor
 
-    def launch(self, plan: Plan) -> object:
+    def launch(self, plan: Plan) -> Step:
         self._hub.send(plan)
         return self._executor.launch(plan)
 
-    def collect(self, launched: object) -> Results:
-        return self._executor.collect(launched)  # type: ignore[arg-type]
+    def collect(self, launched: Launched) -> Results:
+        assert isinstance(launched, Step)
+        return self._executor.collect(launched)
 
 
 class Service:
@@ -217,7 +218,8 @@ class Service:
         self._draining = False
         self._warming = False
         self._scheduler = Scheduler(settings, runner, box, pages=pages, context=context_length, grammar=grammar,
-                                    send=lambda outputs: self._send_outputs(outputs), log=logging.getLogger("engine.scheduler").info)  # fmt: skip
+                                    send=lambda outputs: self._send_outputs(outputs),
+                                    log=logging.getLogger("engine.scheduler").info)  # fmt: skip
         kind = SequentialLoop if settings.scheduler.disable_overlap_schedule else OverlapLoop
         self.loop_name = kind.name
         self._loop: Loop = kind(self._scheduler, self._receive)

@@ -22,6 +22,7 @@ class RowResult:
     drafted: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str = ""
 
 
 @dataclass(frozen=True)

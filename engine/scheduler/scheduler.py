@@ -7,7 +7,7 @@ any finish and any abort.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from engine.blackbox import BlackBox, EventKind, Phase, request_hash
 from engine.cache.memory import KVMemory
@@ -20,7 +20,7 @@ from engine.scheduler.batching import Batching, Deferred, Queues
 from engine.scheduler.batchlog import BatchLog
 from engine.scheduler.plan import Enter, Plan
 from engine.scheduler.request import Request, Stage
-from engine.scheduler.results import Launched, Results, Runner
+from engine.scheduler.results import Launched, Results, RowResult, Runner
 
 
 class Scheduler:
@@ -177,11 +177,7 @@ class Scheduler:
             request.tokens += result.tokens
             self._count(result.drafted, len(result.tokens))
             if result.tokens:
-                self._outputs.append(self._answer(request, result.tokens, result.finish, result.matched))
-                self._outputs[-1].logprobs = list(result.logprobs)  # type: ignore[union-attr]
-            if result.prompt_logprobs and result.tokens and not request.prompt_logprobs_sent:
-                request.prompt_logprobs_sent = True
-                self._outputs[-1].prompt_logprobs = list(result.prompt_logprobs)  # type: ignore[union-attr]
+                self._outputs.append(self._answer(request, result))
             if result.finish:
                 self.queues.remove(request)
                 self.memory.release(request.kv, request.tokens, self._launched_step, keep=True)
@@ -223,8 +219,13 @@ class Scheduler:
                      prompt_logprobs=-1 if request.prompt_logprobs_sent else message.prompt_logprobs,
                      warmup=message.rid.startswith("warmup-"))  # fmt: skip
 
-    def _answer(self, request: Request, tokens: Iterable[int], finish: str, matched: int | None) -> Tokens:
-        return Tokens(rid=request.rid, ids=list(tokens), finish=finish, matched=matched, cached_tokens=request.cached_tokens)  # type: ignore[arg-type]
+    def _answer(self, request: Request, result: RowResult) -> Tokens:
+        scores = None
+        if result.prompt_logprobs and not request.prompt_logprobs_sent:
+            request.prompt_logprobs_sent = True
+            scores = list(result.prompt_logprobs)
+        return Tokens(rid=request.rid, ids=list(result.tokens), finish=result.finish, matched=result.matched, error=result.error,
+                      cached_tokens=request.cached_tokens, logprobs=list(result.logprobs), prompt_logprobs=scores)  # fmt: skip
 
     def _refuse(self, rid: str, status: int, message: str) -> None:
         self._box.counters["requests_rejected"] += 1

@@ -166,8 +166,9 @@ class Site:
         for rank, (unit, ranks) in enumerate(zip(self.units, ([0, 1], [2]), strict=True)):
             own = ("--node-rank", str(rank), "--dist-init-addr", rendezvous, "--port", str(self.port),
                    "--run-dir", f"{folder}/run/{unit}", "--name", unit)  # fmt: skip
-            nodes += _NODE.format(name=DEPLOYMENT, node="ab"[rank], unit=unit, ranks=ranks, folder=folder, command=json.dumps(list(_ENGINE)),
-                                  args=json.dumps([*_GROUP, *chosen, *own]))  # fmt: skip
+            args = json.dumps([*_GROUP, *chosen, *own])
+            nodes += _NODE.format(name=DEPLOYMENT, node="ab"[rank], unit=unit, ranks=ranks, folder=folder, args=args,
+                                  command=json.dumps(list(_ENGINE)))  # fmt: skip
         (folder / "log").mkdir(parents=True, exist_ok=True)
         self.fleet.write_text(
             _FLEET.format(name=DEPLOYMENT, port=self.port, watchdog=WATCHDOG_S, folder=folder, nodes=nodes, pager=pager.port)

@@ -108,7 +108,8 @@ def _wedge(story: Story, site: Site, loop: AgentLoop) -> threading.Thread:
     story.moment("wedge", story.wedged)
     story.facts["wedge_after_request_s"] = round(story.wedged - sent, 2)
     story.tell(
-        f"the server has stopped: no progress since {story.wedged - sent:.1f} s after the request; step {host.step}, phase {host.phase.name}"
+        f"the server has stopped: no progress since {story.wedged - sent:.1f} s after the request; "
+        f"step {host.step}, phase {host.phase.name}"
     )
     health = ask_health(site)
     story.facts["health_in_wedge"] = health

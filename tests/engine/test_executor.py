@@ -154,6 +154,28 @@ def test_the_grammar_takes_each_accepted_token_once(engine: Callable[..., Engine
     assert one.box.counters["accepted_tokens"] > 0, "no draft was accepted: the test shows little"
 
 
+def test_a_grammar_that_fails_ends_its_request_and_no_other(engine: Callable[..., Engine], tokenizer: Tokenizer) -> None:
+    one = engine(*DRAFTING)
+    make = one.grammar.matcher
+
+    class Failing:
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.runs = inner, 0
+
+        def masks(self, drafts: Any, out: Any) -> None:
+            self.inner.masks(drafts, out)
+
+        def advance(self, tokens: Any) -> int:
+            self.runs += 1
+            if self.runs > 3:
+                raise RuntimeError("GrammarMatcher has terminated")
+            return int(self.inner.advance(tokens))
+
+    one.grammar.matcher = lambda key: Failing(make(key))  # type: ignore[method-assign, assignment, return-value]
+    one.answer(ask("bad", tokenizer.encode("x"), regex="(ab){9,90}"), ask("free", tokenizer.encode("y"), 30))
+    assert one.ends == {"bad": "error", "free": "length"}
+
+
 def test_log_probabilities_come_with_each_token_and_once_with_the_prompt(engine: Callable[..., Engine], tokenizer: Tokenizer) -> None:
     one = engine("--chunked-prefill-size", "8")
     ids = tokenizer.encode("one two three four five")

@@ -130,7 +130,8 @@ def main(args: list[str]) -> int:
                 bad = [part for part in parts if part]
                 failed += len(bad)
                 words[way] = "same" if not bad else bad[0]
-            print(f"{cell.loop:11} {cell.tp:<2} {cell.speculation:11} {cell.prefill:8} {words['cold']:5} {words['hit']:5} {words['together']:8} "
+            print(f"{cell.loop:11} {cell.tp:<2} {cell.speculation:11} {cell.prefill:8} "
+                  f"{words['cold']:5} {words['hit']:5} {words['together']:8} "
                   f"{counters['cached_tokens']:13} {counters['drafted_tokens']:7} {counters['accepted_tokens']:8}", flush=True)  # fmt: skip
     print(f"{found.dtype}: {'every answer is the same' if not failed else f'{failed} answers part'}")
     return 1 if failed else 0
