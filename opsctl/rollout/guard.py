@@ -19,9 +19,10 @@ from typing import Protocol
 from opsctl.rollout import checks, flags, proof, verified
 from opsctl.rollout.checks import Check, Outcome
 from opsctl.rollout.journal import Journal, State
+from opsctl.rollout.keeper import Keeper
 from opsctl.rollout.probe import Api
 from opsctl.rollout.proof import Expectation, Proof
-from opsctl.rollout.result import Page, Result
+from opsctl.rollout.result import Page, Result, without_service
 from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
 from opsctl.service import wait
@@ -62,17 +63,13 @@ class Guard:
     _revert_checks: list[Check] = field(default_factory=list)
     _moments: dict[str, float] = field(default_factory=dict)
     _page: Page = field(default_factory=Page)
-    _renewed_at: float = 0.0
-    _ttl_s: float = 0.0
-    _guarding: bool = False
-    _lease_strict: bool = True
     _answered: str = "first good answer"
 
     def __post_init__(self) -> None:
         self._plan = self.journal.plan
         self._start = self.waiter.clock.monotonic()
-        self._ttl_s = self.lease.ttl_s
-        self.waiter = Waiter(self.waiter.talk, self._keep_lease, self.waiter.clock, self.waiter.poll_s, self.waiter.say_every_s)
+        self._keeper = Keeper(self.target.managers, self.lease, self.waiter.clock.monotonic, self.waiter.talk)
+        self.waiter = Waiter(self.waiter.talk, self._keeper.renew, self.waiter.clock, self.waiter.poll_s, self.waiter.say_every_s)
         known: list[str] = next((entry.data["known_exceptions"] for entry in self.journal.entries if "known_exceptions" in entry.data), [])
         self._expected = Expectation(self._plan.digest_after, {s.name: s.after for s in self._plan.services}, frozenset(known))
 
@@ -84,7 +81,7 @@ class Guard:
 
     def resume(self) -> Result:
         """From where the journal ends."""
-        decided = self._decided()
+        decided = self._keeper.decided()
         if self.journal.state is State.reverting or "revert" in decided:
             why = "resumed a revert" if self.journal.state is State.reverting else "the dead-man reverted while nobody renewed its lease"
             return self._run(lambda: self._revert(why))
@@ -123,11 +120,9 @@ class Guard:
     def _forward(self, first: State) -> State:
         """Raises Turn."""
         try:
-            self._guarding = first is not State.armed
             if first is State.armed:
-                self._arm()
-            else:
-                self._rearm()
+                self.journal.write(State.armed, token=self.lease.token, ttl_s=self.lease.ttl_s)
+            self._keeper.arm()
             if first in (State.armed, State.applied):
                 self._apply()
             if first in (State.armed, State.applied, State.restarted) or not self._adopt():
@@ -140,21 +135,10 @@ class Guard:
         except (ServiceError, OSError) as error:
             raise Turn(f"{type(error).__name__}: {error}") from error
 
-    def _arm(self) -> None:
-        self.journal.write(State.armed, token=self.lease.token, ttl_s=self.lease.ttl_s)
-        self._rearm()
-        self._guarding = True
-
-    def _rearm(self) -> None:
-        for manager in self.target.managers:
-            manager.arm(self.lease)
-        self._renewed_at = self.waiter.clock.monotonic()
-        self._guarding = True
-
     def _apply(self) -> None:
         self.journal.write(State.applied)
         for manager, service in zip(self.target.managers, self._plan.services, strict=True):
-            self._keep_lease()
+            self._keeper.renew()
             manager.write_trial(service.override())
 
     def _restart(self) -> None:
@@ -213,7 +197,7 @@ class Guard:
 
     def _commit(self) -> State:
         self.journal.write(State.soaking, "commit")
-        if any(manager.decide(self.lease, "commit") != "commit" for manager in self.target.managers):
+        if set(self._keeper.decide("commit")) != {"commit"}:
             raise Turn("the dead-man had decided to revert before the commit")
         return self._finish_commit()
 
@@ -226,7 +210,7 @@ class Guard:
             deployment=self.target.name, at_utc=self.utc(), digest=self._plan.digest_after, services=commands, by=self.journal.id,
         ))  # fmt: skip
         self.journal.write(State.committed)
-        self._disarm()
+        self._keeper.disarm()
         self._mark("committed")
         return State.committed
 
@@ -234,11 +218,9 @@ class Guard:
         hold_s = self._plan.times.hold_s
         try:
             self.journal.write(State.held, why=why)
-            for manager in self.target.managers:
-                manager.renew(self.lease.token, hold_s)
+            self._keeper.lengthen(hold_s)
         except (ServiceError, OSError) as error:
             return self._revert(f"{why}; and it cannot be held: {error}")
-        self._guarding = False
         self._tell("held", f"{why}\nresume or abort it within {hold_s / 60:.0f} min, else it reverts: opsctl rollout resume|abort")
         return State.held
 
@@ -250,16 +232,17 @@ class Guard:
         self._mark("revert begun")
         self._answered = "revert: first good answer"
         self._note(State.reverting, why)
-        self._lease_strict = False
+        self._keeper.lenient = True
         try:
-            self._rearm()
-            decisions = [manager.decide(self.lease, "revert") for manager in self.target.managers]
-            if decisions and set(decisions) == {"commit"}:
+            self._keeper.arm()
+            decisions = self._keeper.decide("revert")
+            if set(decisions) == {"commit"}:
                 self.waiter.talk("the rollout had been decided as committed before; finishing that")
                 return self._finish_commit()
             if "commit" in decisions:
                 return self._stuck(f"{why}; and its services were decided differently: {decisions}")
             for manager in self.target.managers:
+                self._keeper.renew()
                 manager.remove_trial()
             self._frozen = self._cycle("revert: ")
             proven = self._prove_revert()
@@ -271,7 +254,7 @@ class Guard:
             last = self._revert_checks[-1]
             return self._stuck(f"{why}; then the revert was not proven: {last.name}: {last.evidence}")
         self._note(State.reverted, why)
-        self._disarm()
+        self._keeper.disarm()
         self._mark("reverted")
         self._tell("reverted", f"{why}\nThe last verified configuration serves again, proven by a completion.")
         return State.reverted
@@ -296,7 +279,7 @@ class Guard:
         self.waiter.talk(f"STUCK: {why}")
         self._note(State.stuck, why)
         self._mark("stuck")
-        self._tell("STUCK", f"{why}\nNobody is serving this deployment for sure. Look at it now: opsctl rollout status")
+        self._tell("STUCK", f"{why}\nIt is not known that anybody is served. Look at it now: opsctl rollout status")
         return State.stuck
 
     def _note(self, state: State, why: str) -> None:
@@ -306,30 +289,7 @@ class Guard:
         except OSError as error:
             self.waiter.talk(f"{self.journal.path}: cannot be written: {error}")
 
-    # Meanwhile.
-
-    def _keep_lease(self) -> None:
-        """Called in every wait. Raises LeaseLost, on the way forward only: on the way back the dead-man and we want
-        the same."""
-        now = self.waiter.clock.monotonic()
-        if not self._guarding or now - self._renewed_at < self._ttl_s / 4:
-            return
-        try:
-            for manager in self.target.managers:
-                manager.renew(self.lease.token, self._ttl_s)
-            self._renewed_at = now
-        except LeaseLost:
-            self._renewed_at = now
-            if self._lease_strict:
-                raise
-
-    def _disarm(self) -> None:
-        self._guarding = False
-        for manager in self.target.managers:
-            try:
-                manager.disarm(self.lease.token)
-            except ServiceError as error:  # it will find the rollout decided, and do nothing that is not done
-                self.waiter.talk(f"{manager.name}: its dead-man could not be disarmed: {error}")
+    # Telling.
 
     def _tell(self, what: str, body: str) -> None:
         title = f"{self.target.name}: rollout {what}"
@@ -341,25 +301,6 @@ class Guard:
 
     def _mark(self, name: str) -> None:
         self._moments[name] = self._now()
-
-    def _decided(self) -> list[str]:
-        return [found for manager in self.target.managers if (found := manager.decided(self.lease))]
-
-
-def without_service(moments: Mapping[str, float]) -> float | None:
-    """Seconds in which nobody was served: from the stop to the first good answer, and from a failure to the first
-    good answer of the revert. None when there was no good answer at the end, or nothing was stopped."""
-    gone = moments.get("group stopping")
-    if gone is None:
-        return None
-    answered, back = moments.get("first good answer"), moments.get("revert: first good answer")
-    if "revert begun" not in moments:
-        return None if answered is None else round(answered - gone, 3)
-    if back is None:
-        return None
-    if answered is None:
-        return round(back - gone, 3)
-    return round(answered - gone + back - moments.get("failure known", moments["revert begun"]), 3)
 
 
 def known_exceptions(target: Target) -> list[str]:

@@ -7,6 +7,7 @@ nothing after it has. Every step can be done twice.
 from __future__ import annotations
 
 import enum
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -71,10 +72,9 @@ class Journal:
         entry = Entry(at_utc=self._utc(), mono=self._mono(), state=state, event=event, plan=plan, data=data)
         fresh = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, msgspec.json.encode(entry) + b"\n")
-            os.fsync(descriptor)
+            _append(descriptor, msgspec.json.encode(entry) + b"\n")
         finally:
             os.close(descriptor)
         if fresh:
@@ -82,6 +82,17 @@ class Journal:
             os.fsync(folder)
             os.close(folder)
         self.entries.append(entry)
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """After the last whole line, whatever a power cut or a full disk left behind it; on the disk when this returns."""
+    end = os.fstat(descriptor).st_size
+    while end and os.pread(descriptor, 1, end - 1) != b"\n":
+        end -= 1
+    os.ftruncate(descriptor, end)
+    if os.pwrite(descriptor, line, end) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
 
 
 def read(path: Path) -> list[Entry]:

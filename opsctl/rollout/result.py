@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -60,3 +61,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         if self.page.sent is not None:
             lines.append("  paged" if self.page.sent else f"  A PAGE WAS DUE AND DID NOT GO OUT: {self.page.reason}")
         return "\n".join(lines)
+
+
+def without_service(moments: Mapping[str, float]) -> float | None:
+    """Seconds in which nobody was served: from the stop to the first good answer, and from a failure to the first
+    good answer of the revert. None when there was no good answer at the end, or nothing was stopped."""
+    gone = moments.get("group stopping")
+    if gone is None:
+        return None
+    answered, back = moments.get("first good answer"), moments.get("revert: first good answer")
+    if "revert begun" not in moments:
+        return None if answered is None else round(answered - gone, 3)
+    if back is None:
+        return None
+    if answered is None:
+        return round(back - gone, 3)
+    return round(answered - gone + back - moments.get("failure known", moments["revert begun"]), 3)

@@ -130,7 +130,7 @@ class EmbeddedService:
         return reply
 
     def _launch(self) -> None:
-        argv = [sys.executable, "-m", "opsctl.service.supervisor", "--detach", str(self._folder.absolute()), self._name]
+        argv = [sys.executable, "-m", "opsctl.service.launch", "--detach", str(self._folder.absolute()), self._name]
         try:
             done = subprocess.run(argv, cwd=_PACKAGE_ROOT, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.PIPE, timeout=_LAUNCH_S, check=False)  # fmt: skip

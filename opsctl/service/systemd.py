@@ -15,6 +15,7 @@ _PREFLIGHT = "LoadState,KillMode,StandardOutput,DropInPaths,FragmentPath,Runtime
 _STATES = {"active": State.active, "reloading": State.active, "inactive": State.inactive, "failed": State.failed,
            "activating": State.activating, "deactivating": State.deactivating}  # fmt: skip
 _ANSWER_S = 20.0
+_CAT = 'cat "$1" 2>/dev/null || [ ! -e "$1" ]'  # no file is an empty answer, one that cannot be read is an error
 _WRITE = 'set -e; mkdir -p "$1"; cat >"$1/.opsctl.$$"; sync "$1/.opsctl.$$"; mv -f "$1/.opsctl.$$" "$1/$2"; sync "$1"'
 
 
@@ -132,7 +133,7 @@ class SystemdService:
         return Change(self._override(f"{committed}/{dropin.COMMITTED}"), self._override(f"{trial}/{dropin.TRIAL}"))
 
     def _override(self, path: str) -> Override | None:
-        text = self._shell('[ ! -e "$1" ] || cat "$1"', path)
+        text = self._shell(_CAT, path)
         return dropin.parse(text, f"{self._node.name}:{path}") if text else None
 
     def arm(self, lease: Lease) -> None:
@@ -163,14 +164,14 @@ class SystemdService:
         )
 
     def lease_token(self) -> str:
-        words = self._shell('[ ! -e "$1/lease" ] || cat "$1/lease"', self._paths()[2]).split()
+        words = self._shell(_CAT, f"{self._paths()[2]}/lease").split()
         return words[0] if words else ""
 
     def decide(self, lease: Lease, wish: str) -> str:
         return self._shell(deadman.FUNCTIONS + 'mkdir -p "$1"; decide "$@"', self._paths()[2], lease.token, wish).strip()
 
     def decided(self, lease: Lease) -> str:
-        return self._shell('[ ! -e "$1" ] || cat "$1"', f"{self._paths()[2]}/decision-{lease.token}").strip()
+        return self._shell(_CAT, f"{self._paths()[2]}/decision-{lease.token}").strip()
 
     def write_trial(self, override: Override) -> None:
         self._shell(_WRITE, self._paths()[1], dropin.TRIAL, stdin=dropin.render(override).encode())
