@@ -98,7 +98,9 @@ def test_products_by_panels_equal_torch_for_every_number_of_rows(library: object
         assert (out - x.float() @ w.float().t()).abs().max() <= 1e-5 * k**0.5 * 4
 
 
-@pytest.mark.parametrize(("level", "dtype"), [("portable", "float32"), ("avx2", "float32"), ("portable", "bfloat16"), ("avx512", "bfloat16")])
+@pytest.mark.parametrize(
+    ("level", "dtype"), [("portable", "float32"), ("avx2", "float32"), ("portable", "bfloat16"), ("avx512", "bfloat16")]
+)
 def test_every_instruction_set_gives_the_same_logits(level: str, dtype: str, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "model", dtype=dtype, hidden=80, heads=5, kv_heads=1, vocab=528)
     settings, out = tmp_path / "settings.json", tmp_path / "logits.pt"
