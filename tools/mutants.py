@@ -65,7 +65,7 @@ MUTANTS = (
            "        self.memory.release(request.kv, request.tokens, self._launched_step, keep=False)\n        self._drop(request)",
            "        self._drop(request)", "tests/engine/test_scheduler.py"),
     Mutant("abort-keeps-ranks", "ranks forget an aborted request", "engine/scheduler/scheduler.py",
-           "        if request.entered:\n            self._leaves.append(request.rid)\n        if request.grammar", "        if request.grammar",
+           "        if request.entered:\n            self._leaves.append(request.rid)\n        if request.gr", "        if request.gr",
            "tests/engine/test_scheduler.py"),
     Mutant("retract-drops", "a retracted request goes back to the queue", "engine/scheduler/scheduler.py",
            "        self.queues.waiting.appendleft(request)\n\n    def _count", "\n    def _count", "tests/engine/test_scheduler.py"),

@@ -27,11 +27,13 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """How a submitted grammar ended. ``error`` is empty, or the reason for a 400."""
+    """How a submitted grammar ended. ``error`` is empty, or the reason for a 400 (a 503 where ``busy``: it was never
+    begun, because too many others are on their way)."""
 
     key: str
     ok: bool
     error: str = ""
+    busy: bool = False
 
 
 class Matcher(Protocol):

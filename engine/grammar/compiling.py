@@ -18,16 +18,19 @@ from engine.messages import Grammar
 
 T = TypeVar("T")
 Clock = Callable[[], float]
+_TOO_MANY = "no grammar can be compiled now: earlier ones overran their time and still run"
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """``late``: it had been reported as failed when its thread came to an end after all."""
+    """``late``: it had been reported as failed when its thread came to an end after all. ``busy``: it was not even
+    begun, and may do later."""
 
     key: str
     compiled: T | None
     error: str = ""
     late: bool = False
+    busy: bool = False
 
 
 @dataclass
@@ -69,9 +72,9 @@ class CompilePool(Generic[T]):
         if key in self._abandoned:
             self._refused.append(Outcome(key, None, self._overrun()))
         elif len(self._abandoned) >= self._max_abandoned:
-            self._refused.append(Outcome(key, None, "no grammar can be compiled now: earlier ones overran their time and still run"))
+            self._refused.append(Outcome(key, None, _TOO_MANY, busy=True))
         elif len(self._waiting) >= self._max_waiting:
-            self._refused.append(Outcome(key, None, f"no grammar can be compiled now: {len(self._waiting)} others wait"))
+            self._refused.append(Outcome(key, None, f"no grammar can be compiled now: {len(self._waiting)} others wait", busy=True))
         else:
             self._waiting.append(_Job(key, grammar))
             self._start()
@@ -86,7 +89,7 @@ class CompilePool(Generic[T]):
             outcomes.append(Outcome(job.key, None, self._overrun()))
         if len(self._abandoned) >= self._max_abandoned:
             for job in self._waiting:
-                outcomes.append(Outcome(job.key, None, "no grammar can be compiled now: earlier ones overran their time and still run"))
+                outcomes.append(Outcome(job.key, None, _TOO_MANY, busy=True))
             self._waiting.clear()
         self._start()
         return outcomes

@@ -74,7 +74,7 @@ class XgrammarBackend:
                 self._cache.put(outcome.key, outcome.compiled, outcome.compiled.memory_size_bytes)
             if not outcome.late:
                 self._cache.need(outcome.key)
-                ready.append(Compiled(outcome.key, outcome.compiled is not None, outcome.error))
+                ready.append(Compiled(outcome.key, outcome.compiled is not None, outcome.error, outcome.busy))
         return list({done.key: done for done in ready}.values())
 
     def matcher(self, key: str) -> XgrammarMatcher:

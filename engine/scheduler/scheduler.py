@@ -22,6 +22,8 @@ from engine.scheduler.plan import Enter, Plan
 from engine.scheduler.request import Request, Stage
 from engine.scheduler.results import Launched, Results, RowResult, Runner
 
+_RETRY_AFTER_S = 5
+
 
 class Scheduler:
     """One deployment's requests from arrival to answer.
@@ -120,7 +122,7 @@ class Scheduler:
                 else:
                     self._box.counters["grammar_failures"] += 1
                     self._drop(request)
-                    self._refuse(request.rid, 400, done.error)
+                    self._refuse(request.rid, 503 if done.busy else 400, done.error)
 
     def _enqueue(self, request: Request) -> None:
         request.stage = Stage.waiting
@@ -229,7 +231,9 @@ class Scheduler:
 
     def _refuse(self, rid: str, status: int, message: str) -> None:
         self._box.counters["requests_rejected"] += 1
-        self._outputs.append(Refused(rid, status, message))
+        busy = status == 503
+        kind = "service_unavailable" if busy else "invalid_request_error"
+        self._outputs.append(Refused(rid, status, message, kind, retry_after_s=_RETRY_AFTER_S if busy else 0))
 
     def _drop(self, request: Request) -> None:
         del self._requests[request.rid]

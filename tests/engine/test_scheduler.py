@@ -26,6 +26,7 @@ class Compiled:
     key: str
     ok: bool
     error: str = ""
+    busy: bool = False
 
 
 class ManualGrammars:
@@ -272,6 +273,11 @@ def test_requests_wait_for_their_grammar_and_are_refused_when_it_fails(bench: Ca
     b.drain()
     assert b.answers["good"] == text_alone([1, 2], 12)
     assert (b.refused["bad"].status, b.refused["bad"].message) == (400, "regex: missing )")
+    b.inbox.append(ask("late", [1, 2], grammar=Grammar("regex", "b")))
+    b.drain()
+    grammars.done.append(Compiled(grammars.submitted[-1], False, "no grammar can be compiled now", busy=True))
+    b.drain()
+    assert (b.refused["late"].status, b.refused["late"].retry_after_s) == (503, 5)
 
 
 def test_an_abort_while_the_grammar_compiles_is_final(bench: Callable[..., Bench]) -> None:
