@@ -112,7 +112,7 @@ def test_the_deadline_counts_from_when_a_compilation_begins_and_the_queue_is_bou
     gates, clock = Gates(), Clock()
     pool = CompilePool(gates, timeout_s=5, clock=clock, workers=1, max_waiting=1)
     submit(pool, "a", "b", "c")
-    assert pool.poll() == [Outcome("c", None, "no grammar can be compiled now: 1 others wait")]
+    assert pool.poll() == [Outcome("c", None, "no grammar can be compiled now: 1 others wait", busy=True)]
     clock.now = 4.0
     gates.open("a")
     assert until(pool, lambda found: len(found) == 1)[0].key == "a"
