@@ -126,10 +126,6 @@ class Deployment(_Table):
             return value.rstrip("/")
         raise ValueError(f'"{value}" is no URL; did you mean "http://{value}"?')
 
-    def rank_owner(self, rank: int) -> tuple[Node, Service] | None:
-        """The node and service that run a rank, if the file says so."""
-        return next(((node, service) for node in self.node for service in node.service if rank in service.ranks), None)
-
 
 class Page(_Table):
     urls: tuple[str, ...] = ()

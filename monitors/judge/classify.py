@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitors.judge.finding import Finding, Findings
 from monitors.judge.findings import find
-from monitors.judge.scene import Cite, Missing, Scene
+from monitors.judge.scene import Missing, Scene
 from monitors.judge.signatures import SIGNATURES, Signature
 from monitors.judge.verdict import Class, Evidence, Verdict
 
@@ -69,8 +69,3 @@ def _missing(scene: Scene, signature: Signature, confidence: float) -> tuple[Mis
                     )
                 )
     return tuple(gaps)
-
-
-def at(artefact: str, line: int = 0) -> Cite:
-    """A citation, for callers that add evidence of their own."""
-    return Cite(artefact, line)

@@ -26,7 +26,7 @@ def find(scene: Scene) -> Findings:
     for part in (
         _work(scene),
         _stacks(scene, ranks),
-        _boxes(scene),
+        _boxes(scene, ranks),
         machine.processes(scene, ranks),
         machine.gpus(scene),
         service.log(scene),
@@ -56,11 +56,12 @@ def _work(scene: Scene) -> Iterator[tuple[str, Finding]]:
         loading = [box for box in scene.boxes.values() if box.host.phase in (Phase.load, Phase.capture)]
         if loading:
             yield "loading", Finding(f"{len(loading)} of {len(scene.boxes)} ranks are loading", cite)
-        ages = [(scene.clocks[r].mono_ns - box.host.progress_ns) / 1e9 for box in leaders if (r := box.header.rank) in scene.clocks]
+        moved = [max(box.host.progress_ns, box.device.mono_ns) for box in scene.boxes.values()]
+        ages = [(scene.clocks[rank].mono_ns - ns) / 1e9 for rank, ns in zip(scene.boxes, moved, strict=True) if rank in scene.clocks]
         if ages and held and scene.stalled_s is None:
             quiet = min(ages)
             name = "no_progress" if quiet >= _STILL_S else "progress"
-            yield name, Finding(f"the last result of a batch was {quiet:.1f} s before the black box was read", cite)
+            yield name, Finding(f"the last result of a batch or move of a stream was {quiet:.1f} s before the black box was read", cite)
         return
     names = scene.dialect.metrics
     running, waiting = (sum(scene.metrics.get(key, 0.0) for key in keys) for keys in (names.running, names.waiting))
@@ -110,19 +111,23 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
             stand = stand_of(stack.main, scene.dialect)
             if stand.standing in ELSEWHERE:
                 yield "engine_waits", Finding(f"process {stack.who} is {stand.standing}: {stand.where}", stand.cite)
-    still = [r.still for r in placed if r.still is not None]
-    if still and not all(still):
-        moving = tuple(r for r in placed if r.still is False)
-        yield "stacks_move", Finding(f"{', '.join(r.name() for r in moving)} stood elsewhere in a later sample", moving[0].cite, moving)
-    elif still:
-        yield "stacks_still", Finding("the later sample shows the same lines on every rank", first.cite)
+    # A rank that waits for work turns in its loop, and its frames with it: that says nothing about progress.
+    turned = {r.who: r.still for r in placed if r.still is not None and r.standing not in ELSEWHERE}
+    moving = tuple(r for r in placed if turned.get(r.who) is False)
+    if moving:
+        # Moving frames are progress only where nothing better tells: a loop without end moves too.
+        better = scene.stalled_s is not None or bool(scene.boxes)
+        text = f"{', '.join(r.name() for r in moving)} stood elsewhere in a later sample"
+        yield "frames_move" if better else "stacks_move", Finding(text, moving[0].cite, moving)
+    elif turned:
+        yield "stacks_still", Finding("the later sample shows the same lines on every rank that is not waiting for work", first.cite)
 
 
-def _boxes(scene: Scene) -> Iterator[tuple[str, Finding]]:
+def _boxes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Finding]]:
     boxes = scene.boxes
     if not boxes:
         return
-    by_rank = {view.who: view for view in views(scene)}
+    by_rank = {view.who: view for view in ranks}
 
     def finding(difference: divergence.Difference) -> Finding:
         who = difference.ranks[0] if difference.ranks else min(boxes)
@@ -144,9 +149,7 @@ def _boxes(scene: Scene) -> Iterator[tuple[str, Finding]]:
         yield "grammar_verify", Finding(text, cite)
     waiting = [box for box in boxes.values() if box.device.state is DeviceState.collective and box.device.enqueued > box.device.completed]
     if len(waiting) == len(boxes) and len({box.device.enqueued for box in waiting}) == 1:
-        yield (
-            "enqueued_equal",
-            Finding(f"every rank has enqueued {waiting[0].device.enqueued} collectives and the last has not completed", cite),
-        )
+        text = f"every rank has enqueued {waiting[0].device.enqueued} collectives and the last has not completed"
+        yield "enqueued_equal", Finding(text, cite)
     if all(box.device.state is DeviceState.idle for box in boxes.values()):
         yield "devices_idle", Finding("no rank's stream has work", cite)

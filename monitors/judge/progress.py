@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import statistics
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.blackbox import COUNTERS, Phase, Snapshot
 
@@ -161,8 +161,3 @@ def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool, all
 def from_signals(mono_s: float, *, held: float | None, work: Hashable, ended: bool = False) -> Sample:
     """A sample for an engine without black boxes: what metrics and log lines say together."""
     return Sample(mono_s, held, work, ended=ended)
-
-
-def replaced(memory: Memory, **changes: object) -> Memory:
-    """A memory with some fields replaced (a monitor that takes up an incident from disk)."""
-    return replace(memory, **changes)  # type: ignore[arg-type]

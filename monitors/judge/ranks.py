@@ -59,19 +59,8 @@ def _view(scene: Scene, who: str, stack: Stack | None, box: Snapshot | None, pro
     if state in ("T", "t"):
         assert process is not None
         text, cite = f"process {process.pid} is stopped (state T)", process.cite
-    return RankView(
-        who,
-        standing,
-        text,
-        cite,
-        main,
-        stream,
-        box,
-        process,
-        _still(scene, who, stack),
-        state in ("T", "t"),
-        state in ("gone", "Z", "X"),
-    )
+    stopped, gone = state in ("T", "t"), state in ("gone", "Z", "X")
+    return RankView(who, standing, text, cite, main, stream, box, process, _still(scene, who, stack), stopped, gone)
 
 
 def _stream(scene: Scene, stack: Stack | None) -> Stand | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from monitors.engines.dialect import NoticeKind
 from monitors.judge.finding import Finding
-from monitors.judge.scene import Scene
+from monitors.judge.scene import Log, Scene
 
 _KINDS: tuple[NoticeKind, ...] = ("watchdog", "peer_wait", "rpc_timeout", "health_failed", "memory", "killed", "crash", "exit")
 
@@ -28,8 +29,9 @@ def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
         loads = [n for n in one.notices if n.kind == "loading"]
         if loads and not one.batches and (not ready or loads[-1].cite.line > ready[-1]):
             yield "loading", Finding(f"loading and not yet ready: {loads[-1].text[:120]}", loads[-1].cite)
+    current = [_life(one) for one in scene.logs]
     for kind in _KINDS:
-        notices = scene.notices(kind)
+        notices = [notice for one in current for notice in one.notices if notice.kind == kind]
         if notices:
             times = f" ({len(notices)} times)" if len(notices) > 1 else ""
             yield kind, Finding(f"log: {notices[-1].text[:200]}{times}", notices[-1].cite)
@@ -58,8 +60,7 @@ def health(scene: Scene) -> Iterator[tuple[str, Finding]]:
         last = restarts[-1]
         name = "restarts" if int(last.fields.get("count", "1")) >= 2 or len(restarts) >= 2 else "restart"
         yield name, Finding(f"service manager: {last.text[:160]}", last.cite)
-    # An exception of an invocation that was told to stop, and of which none of a later one is like it, is history.
-    tracebacks = [t for log in scene.logs for t in log.tracebacks]
+    tracebacks = [t for one in scene.logs for t in _life(one).tracebacks]
     if tracebacks:
         last_one = tracebacks[-1]
         what = f"{last_one.kind}: {last_one.message}" if last_one.kind else "the exception's own line is cut off"
@@ -67,3 +68,15 @@ def health(scene: Scene) -> Iterator[tuple[str, Finding]]:
         alike = {t.invocation for t in tracebacks if t.invocation and (t.kind, t.message) == (last_one.kind, last_one.message)}
         if len(alike) > 1:
             yield "traceback_repeats", Finding(f"{len(alike)} invocations ended in the same {last_one.kind or 'exception'}", last_one.cite)
+
+
+def _life(one: Log) -> Log:
+    """A log without what belongs to an earlier life of the server. A journal tells lives apart by itself; in a plain
+    file the last line that says ready begins the last one, unless nothing has gone wrong since (then what went wrong
+    before it is why the server was started again)."""
+    ready = max((n.cite.line for n in one.notices if n.kind == "ready"), default=0)
+    later = [t.cite.line for t in one.tracebacks if t.cite.line > ready] + [n.cite.line for n in one.notices if n.cite.line > ready]
+    if one.starts or not ready or not later:
+        return one
+    notices = tuple(n for n in one.notices if n.cite.line >= ready)
+    return replace(one, notices=notices, tracebacks=tuple(t for t in one.tracebacks if t.cite.line >= ready))

@@ -114,7 +114,7 @@ SIGNATURES: tuple[Signature, ...] = (
         (("host_busy",), ("no_progress", "idle_line_with_work", "peer_wait")),
         0.6,
         unless=("progress", "nothing_held", "loading", "batches_go_on"),
-        supports=("devices_idle", "gpus_idle", "stacks_move", *HELD),
+        supports=("devices_idle", "gpus_idle", "stacks_move", "frames_move", *HELD),
         against=("gpus_spin",),
     ),
     Signature(

@@ -56,9 +56,7 @@ def test_a_whole_file_is_read() -> None:
     )
     assert [node.name for node in one.node] == ["a", "b"]
     assert one.caller[0].request["response_format"] == {"type": "json_object"}
-    owner = one.rank_owner(2)
-    assert owner is not None and owner[0].name == "b" and owner[1].run_dir == "/run/flash"
-    assert one.rank_owner(7) is None
+    assert one.node[1].service[0].ranks == (2,) and one.node[1].service[0].run_dir == "/run/flash"
     assert read.page.urls == ("json://127.0.0.1:9000/",)
 
 

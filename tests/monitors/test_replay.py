@@ -79,6 +79,16 @@ def test_a_cut_traceback_is_called_cut_and_a_whole_one_is_given_with_type_and_me
     assert not any("CancelledError" in item.text for item in whole.evidence)
 
 
+def test_an_exception_of_an_earlier_life_is_not_the_reason_of_this_end(tmp_path: Path) -> None:
+    ready, old = "Ready: configuration abc\n", "Traceback (most recent call last):\n  File \"x.py\", line 1, in f\nKeyError: 'old'\n"
+    (tmp_path / "ps.txt").write_text("PID PPID STAT RANK COMMAND\n5 1 gone 0 lastbatch::scheduler_TP0\n")
+    (tmp_path / "server.log").write_text(ready + old + ready + "Ending: rank 0 (pid 5) ended with signal SIGKILL\n")
+    verdict = casefolder.judge(tmp_path)
+    assert verdict.verdict == "crash" and not any("old" in item.text for item in verdict.evidence), verdict.to_json()
+    (tmp_path / "server.log").write_text(ready + old)
+    assert any("old" in item.text for item in casefolder.judge(tmp_path).evidence)
+
+
 def test_less_evidence_makes_less_sure_and_names_the_gap(tmp_path: Path) -> None:
     folder = tmp_path / "less"
     shutil.copytree(CASES / "grammar_barrier", folder)
