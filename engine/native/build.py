@@ -41,7 +41,7 @@ class _Source:
 
 _LIBRARIES: Mapping[str, _Source] = {
     "collectives": _Source(("collectives.c",), (), by_level=False),
-    "kernels": _Source(("kernels.c", "kernels_typed.h"), ("-fopenmp",), by_level=True),
+    "kernels": _Source(("kernels.c", "kernels_typed.h", "panels.h", "vectors.h"), ("-fopenmp",), by_level=True),
 }
 
 

@@ -29,7 +29,7 @@ static void NAME(linear_rows)(const T *x, int rows, int k, const T *w, int n, co
 }
 
 static void NAME(linear)(int panels, const T *x, int rows, int k, const T *w, int n, const T *bias, T *out, float *wide) {
-#if defined(PANELS)
+#if defined(PANELS) && defined(IS_BF16)
     if (panels) {
         linear_panels(x, rows, k, w, n, bias, out, wide);
         return;

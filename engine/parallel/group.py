@@ -259,4 +259,4 @@ def _join(settings: Settings, rank: int, box: BlackBox | None, device: torch.dev
 
 
 def _signature(kind: CollectiveKind, x: torch.Tensor) -> int:
-    return kind << 56 | _DTYPE_CODES[x.dtype] << 48 | x.nbytes
+    return kind << 56 | _DTYPE_CODES.get(x.dtype, 0) << 48 | x.nbytes
