@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-import click
 import typer
 
 from monitors.exit_codes import ExitCode
@@ -24,6 +23,8 @@ from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
 from opsctl.service.cli import app as service_app
 from opsctl.service.manager import Locked, ServiceError, Unreachable
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # of the click that typer carries and does not export whole
 
 app = typer.Typer(
     name="opsctl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -75,11 +76,11 @@ def main(
     words = [word for word in args if not word.startswith("-")][:2]
     try:
         with contextlib.redirect_stdout(session.stdout), contextlib.redirect_stderr(session.stderr), _term_is_interrupt():
-            app(args=list(args), prog_name="opsctl", standalone_mode=False, obj=session)
-        return session.exit_code
-    except click.ClickException as error:
-        code, problem = ExitCode.USAGE, Problem("usage", error.format_message(), remedy="see --help")
-    except (KeyboardInterrupt, click.Abort):
+            left_with = app(args=list(args), prog_name="opsctl", standalone_mode=False, obj=session)  # the code of a typer.Exit
+        return ExitCode(left_with) if isinstance(left_with, int) and left_with else session.exit_code
+    except _UsageError as error:
+        code, problem = ExitCode.USAGE, Problem("usage", error.format_message(), remedy="see --help")  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
         code, problem = ExitCode.INTERRUPTED, Problem("interrupted", "interrupted; a rollout that was under way is left to its dead-man")
     except Refused as error:
         code, problem = error.code, Problem("refused", str(error), remedy=error.remedy)

@@ -95,11 +95,11 @@ def run(context: typer.Context, name: str = NAME, services: str = SERVICES) -> N
 
 
 def _until_ready(service: EmbeddedService, waiter: Waiter, deadline_s: float) -> None:
-    """Raises ServiceError as soon as the service fails for good, or restarts three times."""
+    """Raises ServiceError as soon as the service has failed for good, or three times in a row."""
 
     def ready() -> bool:
         found = service.snapshot()
-        if found.state is State.failed or found.restarts >= 3:
+        if found.state is State.failed or (found.waiting_to_restart and found.restarts >= 2):
             tail = "\n".join(line.text for line in service.log(found.invocation_id)[-20:])
             raise ServiceError(f"{service.name}: {found.state} ({found.result}), restarts {found.restarts}; its last lines:\n{tail}")
         return found.state is State.active
