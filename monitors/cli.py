@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -53,10 +54,11 @@ def run(
     def emit(event: dict[str, Any]) -> None:
         with lock:
             events[event["event"]] += 1
-            if as_json:
-                print(json.dumps(event), flush=True)
-            else:
-                print(_line(event), file=sys.stderr, flush=True)
+            try:
+                print(json.dumps(event), flush=True) if as_json else print(_line(event), file=sys.stderr, flush=True)
+            except BrokenPipeError:
+                # Whoever read the events has gone. The watch, its bundles and its pages go on without.
+                sys.stdout = sys.stderr = Path(os.devnull).open("w")
 
     def on_signal(number: int, _frame: object) -> None:
         if number == signal.SIGINT:

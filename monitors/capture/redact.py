@@ -18,6 +18,7 @@ class Rule:
     pattern: re.Pattern[str]
 
 
+_LONGEST_LINE = 16384
 _QUOTED = r"""(?P<secret>"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)"""
 RULES: tuple[Rule, ...] = (
     Rule("bearer", re.compile(r"(?i)\bbearer\s+(?P<secret>[A-Za-z0-9._~+/=-]{6,})")),
@@ -55,10 +56,14 @@ class Redaction:
 
 
 def redact(text: str, artefact: str) -> tuple[str, list[Redaction]]:
-    """The text without what the rules find, and the ledger. Line numbers stay as they are."""
+    """The text without what the rules find, and the ledger. Line numbers stay as they are. Of a line of more than
+    16 KiB the rest is taken out as a whole: it is data, and no rule could be sure of it."""
     ledger: list[Redaction] = []
     kept: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > _LONGEST_LINE:
+            ledger.append(Redaction(artefact, number, "too-long", len(line) - _LONGEST_LINE))
+            line = line[:_LONGEST_LINE] + "[redacted:too-long]"
         for rule in RULES:
             line = _apply(rule, line, artefact, number, ledger)
         kept.append(line)

@@ -20,6 +20,7 @@ _EXCEPTION = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):"
 _MOST_TRACEBACK_LINES = 400
+_LONGEST_LINE = 8192  # what a pattern is tried on: a line of megabytes is no line that means something
 _NOWHERE = Cite("")
 
 
@@ -77,7 +78,7 @@ class _Reader:
         self.lines += 1
         text = _ANSI.sub("", entry.text).rstrip()
         # A progress bar rewrites its line: what stands after the last carriage return is what was last to be seen.
-        text = text.rsplit("\r", 1)[-1]
+        text = text.rsplit("\r", 1)[-1][:_LONGEST_LINE]
         cite = Cite(self.artefact, entry.line)
         if entry.invocation and entry.invocation not in self.starts:
             self.starts.append(entry.invocation)

@@ -15,6 +15,8 @@ _PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<title>.*)$")
 _THREAD = re.compile(r'^\s*Thread (?P<tid>0x[0-9a-fA-F]+|\d+) ?\((?P<state>[^)]*)\)(?:: "(?P<name>.*)")?\s*$')
 _FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?(?:\([^()]*\)[^()]*?)*)(?::(?P<line>\d+))?\)\s*$")
 
+_LONGEST_LINE = 2048
+
 
 def from_json(text: str, who: str, artefact: str, *, sample: str = "", title: str = "") -> Stack:
     """A dump by ``py-spy dump --json``. Raises ValueError when it is none."""
@@ -55,7 +57,8 @@ def from_text(text: str, who: str, artefact: str, *, sample: str = "") -> Stack:
             threads.append(Thread(name, tid, "active" in state, "gil" in state, tuple(frames), cite))
         frames.clear()
 
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, whole in enumerate(text.splitlines(), 1):
+        line = whole[:_LONGEST_LINE]
         process, thread, frame = _PROCESS.match(line), _THREAD.match(line), _FRAME.match(line)
         if process and not title:
             title, pid = process["title"], int(process["pid"])
