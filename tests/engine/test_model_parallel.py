@@ -23,7 +23,9 @@ from tests.tiny_models import tiny_model
 ROOT = Path(__file__).parents[2]
 
 
-def run_ranks(folder: Path, out: Path, world: int, nodes: int = 1, env: dict[str, str] | None = None) -> list[list[torch.Tensor]]:
+def run_ranks(
+    folder: Path, out: Path, world: int, nodes: int = 1, env: dict[str, str] | None = None, dtype: str = "float32"
+) -> list[list[torch.Tensor]]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}" if nodes > 1 else ""
     processes = []
@@ -35,9 +37,10 @@ def run_ranks(folder: Path, out: Path, world: int, nodes: int = 1, env: dict[str
         path.write_text(settings.to_json())
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.engine.paged_rows", str(path), str(rank), str(folder), str(out / f"{rank}.pt")],
+                [sys.executable, "-m", "tests.engine.paged_rows", str(path), str(rank), str(folder), str(out / f"{rank}.pt"), dtype],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -73,6 +76,16 @@ def test_logits_of_a_split_model_equal_the_whole_ones(
     for row in range(len(alone.texts)):
         assert all(torch.equal(split[0][row], other[row]) for other in split[1:]), "ranks must agree to the bit"
         assert (split[0][row] - alone.all_logits(row)).abs().max() <= 1e-4
+
+
+def test_ranks_of_a_bfloat16_model_agree_to_the_bit_and_stay_near_the_whole_one(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model", dtype="bfloat16")
+    alone = Rows(load_model(folder, group=Group(), device=torch.device("cpu")), sample_texts(512), dtype=torch.bfloat16)
+    drive(alone)
+    first, second = run_ranks(folder, tmp_path, 2, dtype="bfloat16")
+    for row in range(len(alone.texts)):
+        assert torch.equal(first[row], second[row])
+        assert (first[row] - alone.all_logits(row)).abs().max() <= 0.15
 
 
 def test_a_number_of_ranks_that_does_not_divide_is_refused(tmp_path: Path) -> None:
