@@ -6,7 +6,7 @@ ranks it reads from their black boxes.
 Ends::
 
     SIGTERM, SIGINT      the API process drains and ends, then the ranks; exit 0. A rank that stands still cannot
-                         drain: then stacks are saved, all are killed; exit 1
+                         drain: then stacks are saved, all are killed; exit 1. Before READY all are killed at once; exit 0
     a process dies       stacks of the others are saved, all are killed; exit 1
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
     not ready in time    the same                                                   (--boot-timeout)
@@ -79,6 +79,7 @@ class Launcher:
         self._stop_signal = 0
         self._link: relay.Hub | relay.Spoke | None = None
         self._told_s = 0.0
+        self._booted = False
 
     def run(self) -> int:
         """Serve until something ends it; returns the exit code."""
@@ -99,7 +100,7 @@ class Launcher:
         env = base_environment(settings, self._model, self._sockets, self._run_dir, self._invocation, self._env)
         if settings.parallel.nnodes > 1:
             kind = relay.Hub if settings.parallel.node_rank == 0 else relay.Spoke
-            self._link = kind(settings, self._run_dir)
+            self._link = kind(settings, self._run_dir, uuid.uuid4().hex)
         if settings.parallel.node_rank == 0:
             self._family.spawn("API process", "engine.server.main", env)
         threads = settings.parallel.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // len(settings.local_ranks))
@@ -111,7 +112,7 @@ class Launcher:
         """Wait until everything is ready; None when it is."""
         until = time.monotonic() + self._settings.launch.boot_timeout_s
         extended = 0.0
-        while not (self._family.ready and self._all_seen()):
+        while not (self._family.ready and self._all_seen() and self._node_0_ready()):
             end = self._ended()
             if end is not None:
                 return end
@@ -122,6 +123,9 @@ class Launcher:
                 extended = now
                 self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", "STATUS=loading")
             time.sleep(_TICK_S)
+        self._booted = True
+        if isinstance(self._link, relay.Hub):
+            self._link.ready = True
         self._describe()
         self._notifier.send("READY=1", f"STATUS=serving, configuration {self._settings.digest[:12]}")
         _log.info("Ready: configuration %s, invocation %s", self._settings.digest[:12], self._invocation[:8])
@@ -131,6 +135,11 @@ class Launcher:
         """Every rank that this node answers for has a black box here: on node 0 those of the other nodes too."""
         wanted = range(self._settings.parallel.tp) if self._settings.parallel.node_rank == 0 else self._settings.local_ranks
         return set(wanted) <= set(self._boxes())
+
+    def _node_0_ready(self) -> bool:
+        """A rank of another node has nobody to answer to: it serves from when node 0 does. Said earlier, this node's
+        watchdogs would count the loading and the wait for the others as standing still."""
+        return self._link.ready if isinstance(self._link, relay.Spoke) else True
 
     # Serving.
 
@@ -187,7 +196,7 @@ class Launcher:
         self._notifier.send("STOPPING=1", f"STATUS={end.why}")
         if end.keep:
             self._keep_evidence()
-        if end.code:
+        if end.code or not self._booted:  # before READY nobody is served: there is nothing to drain
             if self._link is not None:
                 self._link.end()
             return end.code

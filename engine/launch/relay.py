@@ -2,7 +2,9 @@
 
 Node 0's health, metrics and watchdog then read one folder for the whole group. Times are moved to node 0's clock as
 they arrive, so an age is an age. The link doubles as a sign of life: the group is one failure unit, and a node that
-falls silent takes the rest down with it.
+falls silent takes the rest down with it. So does one that comes back as another start: a service manager may bring it
+back sooner than its silence is noticed, and its new ranks cannot join a group that has lost the old ones. The way back
+says whether node 0 is ready: no node is before it.
 
 Files: ``remote-rank-<n>.box``, header and records without the ring (the ring stays on its own node).
 """
@@ -26,14 +28,19 @@ _TIMES_AT = (blackbox.HOST_OFFSET + 72, blackbox.HOST_OFFSET + 80, blackbox.DEVI
 
 
 class Report(msgspec.Struct, tag=True):
+    """``start``: which start of that node's launcher this is."""
+
     node: int
+    start: str
     mono_ns: int
     boxes: dict[int, bytes]
     ending: bool = False
 
 
 class Answer(msgspec.Struct, tag=True):
+    start: str
     ending: bool
+    ready: bool
 
 
 def _port(settings: Settings) -> tuple[str, int]:
@@ -51,10 +58,14 @@ def shifted(record: bytes, offset_ns: int) -> bytes:
 
 
 class Hub:
-    """Node 0's end. ``silent_s``: a node that has spoken and then not for this long counts as lost."""
+    """Node 0's end. ``start`` is unique to this launcher. ``silent_s``: a node that has spoken and then not for this
+    long counts as lost. ``ready``: what the other nodes are told; they are ready when node 0 is."""
 
-    def __init__(self, settings: Settings, run_dir: Path, *, silent_s: float = 10.0) -> None:
+    ready = False
+
+    def __init__(self, settings: Settings, run_dir: Path, start: str, *, silent_s: float = 10.0) -> None:
         self._run_dir = run_dir
+        self._start = start
         self._silent_s = silent_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -62,6 +73,7 @@ class Hub:
         self._socket.bind(f"tcp://*:{_port(settings)[1]}")
         self._decoder = msgspec.msgpack.Decoder(Report)
         self._seen: dict[int, tuple[bytes, float]] = {}
+        self._starts: dict[int, str] = {}
         self._ending = False
 
     def turn(self) -> str | None:
@@ -69,6 +81,8 @@ class Hub:
         while self._socket.poll(0):
             name, frame = self._socket.recv_multipart()
             report = self._decoder.decode(frame)
+            if self._starts.setdefault(report.node, report.start) != report.start:
+                return f"node {report.node} was started again"
             if report.ending:
                 return f"node {report.node} is ending"
             offset = time.monotonic_ns() - report.mono_ns
@@ -78,7 +92,7 @@ class Hub:
                 scratch.write_bytes(shifted(record, offset))
                 scratch.rename(target)
             self._seen[report.node] = (name, time.monotonic())
-            self._socket.send_multipart((name, msgspec.msgpack.encode(Answer(self._ending))))
+            self._answer(name)
         for node, (_, seen) in self._seen.items():
             if time.monotonic() - seen > self._silent_s:
                 return f"node {node} has been silent for {self._silent_s:g} s"
@@ -88,7 +102,10 @@ class Hub:
         """Tell every node that the group ends."""
         self._ending = True
         for name, _ in self._seen.values():
-            self._socket.send_multipart((name, msgspec.msgpack.encode(Answer(True))))
+            self._answer(name)
+
+    def _answer(self, name: bytes) -> None:
+        self._socket.send_multipart((name, msgspec.msgpack.encode(Answer(self._start, self._ending, self.ready))))
 
     def close(self) -> None:
         self._socket.close()
@@ -98,10 +115,14 @@ class Hub:
 
 
 class Spoke:
-    """Another node's end. ``patience_s``: how long node 0 may be silent, longer while it has not answered yet."""
+    """Another node's end. ``start`` is unique to this launcher. Node 0 may be silent for ``silent_s``, for longer while
+    it has not answered yet. ``ready``: node 0 has said that it serves."""
 
-    def __init__(self, settings: Settings, run_dir: Path, *, silent_s: float = 10.0) -> None:
+    ready = False
+
+    def __init__(self, settings: Settings, run_dir: Path, start: str, *, silent_s: float = 10.0) -> None:
         self._settings = settings
+        self._start = start
         self._run_dir = run_dir
         self._silent_s = silent_s
         self._patience_s = settings.parallel.rendezvous_timeout_s
@@ -112,7 +133,12 @@ class Spoke:
         self._socket.connect(f"tcp://{host}:{port}")
         self._sent = 0.0
         self._heard = time.monotonic()
-        self._answered = False
+        self._node_0_start = ""
+
+    @property
+    def answered(self) -> bool:
+        """Whether node 0 has been heard at all."""
+        return bool(self._node_0_start)
 
     def turn(self) -> str | None:
         """Send what is due; returns why this node must end, if it must."""
@@ -122,10 +148,12 @@ class Spoke:
             self._send(ending=False)
         while self._socket.poll(0):
             answer = msgspec.msgpack.decode(self._socket.recv(), type=Answer)
-            self._heard, self._answered = now, True
+            if self._node_0_start not in ("", answer.start):
+                return "node 0 was started again"
+            self._heard, self._node_0_start, self.ready = now, answer.start, answer.ready
             if answer.ending:
                 return "node 0 is ending"
-        patience = self._silent_s if self._answered else self._patience_s
+        patience = self._silent_s if self.answered else self._patience_s
         if now - self._heard > patience:
             return f"node 0 has been silent for {patience:g} s"
         return None
@@ -141,7 +169,7 @@ class Spoke:
                     boxes[rank] = file.read(blackbox.RING_OFFSET)
             except OSError:
                 continue
-        report = Report(self._settings.parallel.node_rank, time.monotonic_ns(), boxes, ending)
+        report = Report(self._settings.parallel.node_rank, self._start, time.monotonic_ns(), boxes, ending)
         try:
             self._socket.send(msgspec.msgpack.encode(report), zmq.NOBLOCK)
         except zmq.Again:
