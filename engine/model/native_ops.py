@@ -1,8 +1,8 @@
 """How the layers of a decoder run on a CPU, with the kernels of engine/native/kernels.c.
 
-Steps of few tokens run whole layers in C (with several ranks: half layers, between collectives). Larger steps take
-their matrix products from torch, whose oneDNN blocks them for the cache from weights that were laid out for it once,
-and the rest from C.
+Steps of few tokens run whole layers in C (with several ranks: half layers, between collectives). Where C is the faster
+for any number of tokens (bf16 in panels, AVX-512 BF16 and no AMX) so do all steps. Elsewhere larger steps take their
+matrix products from torch, in bf16 from weights that were laid out for oneDNN once, and the rest from C.
 """
 
 from __future__ import annotations
