@@ -50,15 +50,16 @@ def run(
     stop, interrupted = threading.Event(), threading.Event()
     events: Counter[str] = Counter()
     lock = threading.Lock()
+    told = sys.stdout if as_json else sys.stderr
 
     def emit(event: dict[str, Any]) -> None:
         with lock:
             events[event["event"]] += 1
             try:
-                print(json.dumps(event), flush=True) if as_json else print(_line(event), file=sys.stderr, flush=True)
+                print(json.dumps(event) if as_json else _line(event), file=told, flush=True)
             except BrokenPipeError:
                 # Whoever read the events has gone. The watch, its bundles and its pages go on without.
-                sys.stdout = sys.stderr = Path(os.devnull).open("w")
+                os.dup2(os.open(os.devnull, os.O_WRONLY), told.fileno())
 
     def on_signal(number: int, _frame: object) -> None:
         if number == signal.SIGINT:

@@ -24,7 +24,7 @@ _METRICS_EVERY_S = 2.0
 _RUN_DIR_AGAIN_S = 10.0
 _DEADLINE_S = 5.0
 _GONE = frozenset({"gone", "Z", "X"})
-_ORDERED = ("0/", "15/")  # exit status 0, and the signal by which a service manager stops a unit
+_ORDERED = ("0/", "15/", "143")  # exit status 0, and the signal by which a service manager stops a unit, in both spellings
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,14 @@ from tests.monitors.cluster import HEALTHY, ROOT, Cluster, fleet_text, until, we
 class Monitor:
     """``hang-monitor run --json`` in a process of its own; ``events`` fills as it speaks."""
 
-    def __init__(self, folder: Path, fleet_file: Path, stall_s: float = 1.5) -> None:
+    def __init__(self, folder: Path, fleet_file: Path, stall_s: float = 1.5, listen: bool = True) -> None:
         argv = [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(fleet_file), "--stall-s", str(stall_s), "--poll-s", "0.1",
                 "--state-dir", str(folder / "state"), "--bundle-dir", str(folder / "bundles"), "--status-port", "0", "--json"]  # fmt: skip
         self.process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.events: list[dict[str, Any]] = []
         self.talk: list[str] = []
-        self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._hear)]
+        readers = (self._read, self._hear) if listen else (self._hear,)
+        self._threads = [threading.Thread(target=reader) for reader in readers]
         for thread in self._threads:
             thread.start()
 
@@ -149,5 +150,19 @@ def test_a_page_that_cannot_go_out_is_said(tmp_path: Path) -> None:
             cluster.wedge("symmetric")
             page = monitor.wait("page")
             assert page["page_sent"] is False and "127.0.0.1:9" in page["reason"]
+        finally:
+            assert monitor.stop() == 0
+
+
+def test_a_monitor_whose_reader_has_gone_still_captures_and_pages(tmp_path: Path, receiver: Any) -> None:
+    with web(HEALTHY) as server, Cluster(tmp_path) as cluster:
+        monitor = Monitor(tmp_path, write_fleet(tmp_path, cluster, server.url, receiver), listen=False)
+        try:
+            assert monitor.process.stdout is not None
+            monitor.process.stdout.close()
+            cluster.wedge("symmetric")
+            until(lambda: receiver.posted, "the page arrives", 40)
+            (folder,) = (tmp_path / "bundles").iterdir()
+            assert bundle.verify(folder).ok
         finally:
             assert monitor.stop() == 0
