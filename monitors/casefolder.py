@@ -108,7 +108,10 @@ def detect(files: list[Path]) -> Dialect:
         for name in scores:
             dialect = engines.load(name)
             scores[name] += 3 * len(re.findall(rf"\b{name}\b", text.lower())) + len(re.findall(rf"\b{name}[:/]", text))
-            scores[name] += sum(1 for line in text.splitlines()[:400] if dialect.log.line.search(line))
+            lines = [line[:2048] for line in text.splitlines()[:400]]
+            scores[name] += sum(
+                1 for line in lines if dialect.log.line.search(line) or any(n.pattern.search(line) for n in dialect.notices)
+            )
     # The bundled engine's log has SGLang's form: only its own name tells them apart, and a tie goes to SGLang.
     best = max(scores, key=lambda name: (scores[name], name == "sglang"))
     return engines.load(best if scores[best] else "sglang")

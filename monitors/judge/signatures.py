@@ -51,6 +51,14 @@ SIGNATURES: tuple[Signature, ...] = (
         supports=("health_down",),
     ),
     Signature(
+        Class.oom,
+        (("memory",),),
+        0.6,
+        unless=("ranks_alive", "progress", *WEDGED),
+        supports=("health_down", "crash"),
+        decides="whether the server lives",
+    ),
+    Signature(
         Class.crash,
         (("rank_gone", "traceback", "exit", "crash", "ended"),),
         0.7,
