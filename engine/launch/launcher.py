@@ -10,7 +10,8 @@ Ends::
     a process dies       stacks of the others are saved, all are killed; exit 1
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
     not ready in time    the same                                                   (--boot-timeout)
-    another node ends    the same, exit 75 so that a service manager starts this node again
+    another node is lost the same, exit 75 so that a service manager starts this node again
+    another node ends    all are killed, exit 75
 """
 
 from __future__ import annotations
@@ -176,9 +177,9 @@ class Launcher:
         if dead is not None:
             return End(1, f"{dead.name} (pid {dead.pid}) ended with {_ending(dead)}", keep=True)
         if self._link is not None:
-            why = self._link.turn()
-            if why is not None:
-                return End(PEER_ENDED, why, keep=False)
+            peer = self._link.turn()
+            if peer is not None:
+                return End(PEER_ENDED, peer.why, keep=not peer.announced)
         return None
 
     def _boxes(self) -> dict[int, blackbox.Snapshot]:

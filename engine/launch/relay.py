@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,14 @@ class Answer(msgspec.Struct, tag=True):
     start: str
     ending: bool
     ready: bool
+
+
+@dataclass(frozen=True)
+class PeerEnd:
+    """Why the group must end. ``announced``: the other node said so itself; else it is lost, which wants evidence."""
+
+    why: str
+    announced: bool = False
 
 
 def _port(settings: Settings) -> tuple[str, int]:
@@ -76,15 +85,17 @@ class Hub:
         self._starts: dict[int, str] = {}
         self._ending = False
 
-    def turn(self) -> str | None:
+    def turn(self) -> PeerEnd | None:
         """Take what has come; returns why the group must end, if it must."""
         while self._socket.poll(0):
             name, frame = self._socket.recv_multipart()
             report = self._decoder.decode(frame)
             if self._starts.setdefault(report.node, report.start) != report.start:
-                return f"node {report.node} was started again"
+                self._ending = True
+                self._answer(name)
+                return PeerEnd(f"node {report.node} was started again")
             if report.ending:
-                return f"node {report.node} is ending"
+                return PeerEnd(f"node {report.node} is ending", announced=True)
             offset = time.monotonic_ns() - report.mono_ns
             for rank, record in report.boxes.items():
                 target = self._run_dir / f"remote-rank-{rank}.box"
@@ -95,7 +106,7 @@ class Hub:
             self._answer(name)
         for node, (_, seen) in self._seen.items():
             if time.monotonic() - seen > self._silent_s:
-                return f"node {node} has been silent for {self._silent_s:g} s"
+                return PeerEnd(f"node {node} has been silent for {self._silent_s:g} s")
         return None
 
     def end(self) -> None:
@@ -140,7 +151,7 @@ class Spoke:
         """Whether node 0 has been heard at all."""
         return bool(self._node_0_start)
 
-    def turn(self) -> str | None:
+    def turn(self) -> PeerEnd | None:
         """Send what is due; returns why this node must end, if it must."""
         now = time.monotonic()
         if now - self._sent >= _SEND_S:
@@ -149,13 +160,13 @@ class Spoke:
         while self._socket.poll(0):
             answer = msgspec.msgpack.decode(self._socket.recv(), type=Answer)
             if self._node_0_start not in ("", answer.start):
-                return "node 0 was started again"
+                return PeerEnd("node 0 was started again")
             self._heard, self._node_0_start, self.ready = now, answer.start, answer.ready
             if answer.ending:
-                return "node 0 is ending"
+                return PeerEnd("node 0 is ending", announced=True)
         patience = self._silent_s if self.answered else self._patience_s
         if now - self._heard > patience:
-            return f"node 0 has been silent for {patience:g} s"
+            return PeerEnd(f"node 0 has been silent for {patience:g} s")
         return None
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import Settings, parse
-from engine.launch.relay import Hub, Spoke
+from engine.launch.relay import Hub, PeerEnd, Spoke
 from tests.e2e.serving import wait_for
 
 
@@ -58,26 +58,26 @@ def test_a_node_is_ready_when_node_0_is(pair: Pair) -> None:
 def test_a_node_that_comes_back_as_another_start_takes_the_group_down(pair: Pair) -> None:
     pair.meet()
     again = pair.spoke("two")
-    assert wait_for(lambda: again.turn() or pair.node_0.turn(), 5, "its end") == "node 1 was started again"
+    assert wait_for(lambda: again.turn() or pair.node_0.turn(), 5, "its end") == PeerEnd("node 1 was started again")
 
 
 def test_node_0_that_comes_back_as_another_start_ends_the_others(pair: Pair) -> None:
     pair.meet()
     pair.node_0.close()
     again = pair.hub("second")
-    assert wait_for(lambda: again.turn() or pair.node_1.turn(), 5, "its end") == "node 0 was started again"
+    assert wait_for(lambda: again.turn() or pair.node_1.turn(), 5, "its end") == PeerEnd("node 0 was started again")
 
 
 def test_an_ordered_end_is_told_both_ways(pair: Pair) -> None:
     pair.meet()
     pair.node_0.end()
-    assert wait_for(pair.node_1.turn, 5, "node 1's end") == "node 0 is ending"
+    assert wait_for(pair.node_1.turn, 5, "node 1's end") == PeerEnd("node 0 is ending", announced=True)
     pair.node_1.end()
-    assert wait_for(pair.node_0.turn, 5, "node 0's end") == "node 1 is ending"
+    assert wait_for(pair.node_0.turn, 5, "node 0's end") == PeerEnd("node 1 is ending", announced=True)
 
 
 def test_silence_ends_the_group(pair: Pair) -> None:
     pair.silent_s = 0.5
     pair.meet()
-    assert wait_for(pair.node_0.turn, 5, "node 0's end") == "node 1 has been silent for 0.5 s"
-    assert wait_for(pair.node_1.turn, 5, "node 1's end") == "node 0 has been silent for 0.5 s"
+    assert wait_for(pair.node_0.turn, 5, "node 0's end") == PeerEnd("node 1 has been silent for 0.5 s")
+    assert wait_for(pair.node_1.turn, 5, "node 1's end") == PeerEnd("node 0 has been silent for 0.5 s")
