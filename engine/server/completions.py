@@ -104,7 +104,9 @@ class CompletionAnswer:
             Choice(service.tokenizer, stops=stop_strings(request), skip_special=skip, min_tokens=request.min_tokens or 0) for _ in prompts
         ]
         self._echoed = [self._prompt_text(prompt, skip) if request.echo else "" for prompt, _ in prompts]
-        self._said = [_Said(text) for text in self._echoed]
+        # A prompt of one token has no probabilities to wait for: its only token comes first, with none.
+        self._said = [_Said(text, prompt_logprobs=[] if request.echo and len(ids) == 1 else None)
+                      for text, (_, ids) in zip(self._echoed, prompts, strict=True)]  # fmt: skip
 
     def _prompt_text(self, prompt: str | list[int], skip: bool) -> str:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, skip_special=skip)
