@@ -113,14 +113,14 @@ def _why(error: Exception) -> str:
 
 
 def degenerate(text: str) -> str:
-    """Why this text is no answer; empty when it may be one. A judge of form, not of sense: a model of random
-    weights passes."""
+    """Why this text is no answer; empty when it may be one.
+
+    A judge of form alone: nothing, or one character over and over, which is what logits that are not numbers decode
+    to. It cannot see fluent nonsense, and it lets undecodable bytes pass, since a model of random weights writes them.
+    """
     stripped = text.strip()
     if not stripped:
         return "the answer is empty"
-    if len(stripped) >= 16 and len(set(stripped)) == 1:
+    if len(stripped) >= 16 and len(set(stripped)) == 1 and stripped[0] != "\ufffd":
         return f"the answer is one character, {stripped[0]!r}, {len(stripped)} times"
-    strange = sum(1 for c in stripped if c == "\ufffd" or (ord(c) < 32 and c not in "\n\t\r"))
-    if strange * 2 > len(stripped):
-        return f"{strange} of the answer's {len(stripped)} characters are undecodable"
     return ""

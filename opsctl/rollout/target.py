@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from monitors import fleet
+from monitors import engines, fleet
 from monitors.remote import Remote
 from opsctl.service import definition
 from opsctl.service.embedded import EmbeddedService
@@ -44,7 +44,7 @@ class Target:
     @property
     def speaks_digest(self) -> bool:
         """Whether the engine tells its configuration digest, logs each request and keeps black boxes."""
-        return self.engine == "lastbatch"
+        return engines.load(self.engine).black_box
 
 
 def services_folder(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]) -> Path:

@@ -141,13 +141,18 @@ class SystemdService:
         held = self.lease_token()
         if held and held != lease.token:
             raise Locked(f"{self._unit} on {self.node}: held by rollout {held}")
+        unit = f"opsctl-deadman-{self._unit}"
+        if held != lease.token:
+            # The dead-man of an earlier lease may still be at its last step, a stop that takes its time.
+            wait = 'i=0; while systemctl "$1" is-active --quiet "$2"; do i=$((i + 1)); [ $i -lt 75 ] || exit 1; sleep 0.2; done'
+            self._shell(wait, self._scope, unit)
         self._shell(_WRITE, own, "deadman.sh", stdin=deadman.SCRIPT.encode())
         script = deadman.FUNCTIONS + 'set -e; mkdir -p "$1"; echo "$2 $(($(now) + $3))" >"$1/.lease.$$"; mv -f "$1/.lease.$$" "$1/lease"'
         self._shell(script, own, lease.token, str(int(lease.ttl_s * 100)))
-        if held != lease.token:
-            self._must("systemd-run", self._scope, "--quiet", "--collect", "--service-type=exec", f"--unit=opsctl-deadman-{self._unit}",
-                       "sh", f"{own}/deadman.sh", own, lease.token, self._unit, f"{trial}/{dropin.TRIAL}",
-                       f"{committed}/{dropin.COMMITTED}", self._scope, *lease.on_expiry)  # fmt: skip
+        if held != lease.token or self._do("systemctl", self._scope, "is-active", "--quiet", unit).code:
+            paths = (f"{trial}/{dropin.TRIAL}", f"{committed}/{dropin.COMMITTED}")
+            self._must("systemd-run", self._scope, "--quiet", "--collect", "--service-type=exec", f"--unit={unit}",
+                       "sh", f"{own}/deadman.sh", own, lease.token, self._unit, *paths, self._scope, *lease.on_expiry)  # fmt: skip
 
     def renew(self, token: str, ttl_s: float) -> None:
         script = deadman.FUNCTIONS + (

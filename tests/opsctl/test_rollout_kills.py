@@ -59,7 +59,7 @@ def test_killed_and_left_alone_the_dead_man_reverts_and_pages(make_site: MakeSit
     wait_until(lambda: side(site) == "old", 15, "every service to be as it was")
     wait_until(site.answers, 10)
     assert site.ask().status_code == 200
-    if site.services[0].log(site.services[0].snapshot().invocation_id) and state not in ("planned", "armed"):
+    if state not in ("planned", "armed"):  # in these it may have died before any dead-man was armed
         wait_until(lambda: site.pages.got, 15, "a page")
         assert "dead-man" in site.pages.got[0]["title"]
 
