@@ -1,0 +1,1 @@
+"""What watches: hang-monitor."""

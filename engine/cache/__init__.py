@@ -1,0 +1,1 @@
+"""KV memory by page: the pool, the prefix cache, and who owns what."""

@@ -1,0 +1,1 @@
+"""One rank's work: streams, layout, forward pass, drawing, committing."""

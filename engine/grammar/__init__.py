@@ -1,0 +1,1 @@
+"""Constrained decoding: backends, compile pool and cache, masks."""

@@ -1,0 +1,1 @@
+"""The parent process: children, watchdog, evidence, sd_notify, other nodes."""

@@ -1,0 +1,1 @@
+"""Architectures, weights and how they are split over ranks."""

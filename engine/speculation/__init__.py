@@ -1,0 +1,1 @@
+"""Who drafts, and the one function that decides what is accepted."""

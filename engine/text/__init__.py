@@ -1,0 +1,1 @@
+"""Between text and tokens: templates, detokeniser, stop strings, stream parsers."""

@@ -1,0 +1,1 @@
+"""Evidence: ordered probes, bundles, redaction."""

@@ -1,0 +1,1 @@
+"""Pure judgement: no clock, no file, no process."""

@@ -1,0 +1,1 @@
+"""The incident, played on one machine."""
