@@ -11,7 +11,7 @@ Ends::
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
     not ready in time    the same                                                   (--boot-timeout)
     another node is lost the same, exit 75 so that a service manager starts this node again
-    another node ends    all are killed, exit 75
+    another node ends    node 0 drains, exit 75; node 0 ending ends the others, exit 75
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ PEER_ENDED = 75  # EX_TEMPFAIL: nothing is wrong here, start me again
 
 @dataclass(frozen=True)
 class End:
-    """Why the launcher ends. ``keep``: take evidence first."""
+    """Why the launcher ends. ``keep``: take evidence first. ``drain``: let running requests finish."""
 
     code: int
     why: str
-    keep: bool
+    keep: bool = False
+    drain: bool = False
 
 
 class Launcher:
@@ -170,16 +171,16 @@ class Launcher:
 
     def _ended(self) -> End | None:
         if self._stop_signal:
-            return End(0, f"{signal.Signals(self._stop_signal).name}", keep=False)
+            return End(0, f"{signal.Signals(self._stop_signal).name}", drain=True)
         dead = self._family.dead()
         if dead is not None and dead.process.returncode == 0 and self._settings.parallel.node_rank > 0:
-            return End(PEER_ENDED, f"node 0 is ending ({dead.name} was told to stop)", keep=False)
+            return End(PEER_ENDED, f"node 0 is ending ({dead.name} was told to stop)")
         if dead is not None:
             return End(1, f"{dead.name} (pid {dead.pid}) ended with {_ending(dead)}", keep=True)
         if self._link is not None:
             peer = self._link.turn()
             if peer is not None:
-                return End(PEER_ENDED, peer.why, keep=not peer.announced)
+                return End(PEER_ENDED, peer.why, keep=not peer.announced, drain=peer.announced and self._settings.parallel.node_rank == 0)
         return None
 
     def _boxes(self) -> dict[int, blackbox.Snapshot]:
@@ -197,7 +198,7 @@ class Launcher:
         self._notifier.send("STOPPING=1", f"STATUS={end.why}")
         if end.keep:
             self._keep_evidence()
-        if end.code or not self._booted:  # before READY nobody is served: there is nothing to drain
+        if not end.drain or not self._booted:  # before READY nobody is served
             if self._link is not None:
                 self._link.end()
             return end.code
@@ -208,18 +209,32 @@ class Launcher:
             if self._link is not None:
                 self._link.end()
             return 1
-        api = [child for child in self._family.children if child.rank is None]
-        ranks = [child for child in self._family.children if child.rank is not None]
-        late = self._stop(api, self._settings.server.drain_timeout_s + _STOP_S)
-        late += self._stop(ranks, _STOP_S)
-        if self._link is not None:
-            self._link.end()
+        late = self._drain()
         for child in late:
             _log.error("%s (pid %d) did not end in time and is killed", child.name, child.pid)
         failed = [child for child in self._family.children if child not in late and child.process.returncode]
         for child in failed:
             _log.error("%s (pid %d) ended with %s", child.name, child.pid, _ending(child))
-        return 1 if late or failed else 0
+        return 1 if late or failed else end.code
+
+    def _drain(self) -> list[Child]:
+        """End in order, so that no answer is cut off; returns who did not end in time.
+
+        The ranks of another node work for requests of node 0 until it has drained, which this node's wish to end makes
+        it do; then it tells all ranks to stop.
+        """
+        api = [child for child in self._family.children if child.rank is None]
+        ranks = [child for child in self._family.children if child.rank is not None]
+        limit_s = self._settings.server.drain_timeout_s + _STOP_S
+        if isinstance(self._link, relay.Spoke):
+            self._link.end()
+            until = time.monotonic() + limit_s
+            while any(child.process.poll() is None for child in ranks) and self._link.turn() is None and time.monotonic() < until:
+                time.sleep(_TICK_S)
+        late = self._stop(api, limit_s) + self._stop(ranks, _STOP_S)
+        if isinstance(self._link, relay.Hub):
+            self._link.end()
+        return late
 
     def _stop(self, children: list[Child], deadline_s: float) -> list[Child]:
         for child in children:

@@ -145,6 +145,7 @@ class Spoke:
         self._sent = 0.0
         self._heard = time.monotonic()
         self._node_0_start = ""
+        self._ending = False
 
     @property
     def answered(self) -> bool:
@@ -156,7 +157,7 @@ class Spoke:
         now = time.monotonic()
         if now - self._sent >= _SEND_S:
             self._sent = now
-            self._send(ending=False)
+            self._send()
         while self._socket.poll(0):
             answer = msgspec.msgpack.decode(self._socket.recv(), type=Answer)
             if self._node_0_start not in ("", answer.start):
@@ -165,14 +166,16 @@ class Spoke:
             if answer.ending:
                 return PeerEnd("node 0 is ending", announced=True)
         patience = self._silent_s if self.answered else self._patience_s
-        if now - self._heard > patience:
+        if now - self._heard > patience and not self._ending:  # node 0 drains meanwhile, and says nothing
             return PeerEnd(f"node 0 has been silent for {patience:g} s")
         return None
 
     def end(self) -> None:
-        self._send(ending=True)
+        """Tell node 0 that this node ends, so that the group does."""
+        self._ending = True
+        self._send()
 
-    def _send(self, *, ending: bool) -> None:
+    def _send(self) -> None:
         boxes = {}
         for rank in self._settings.local_ranks:
             try:
@@ -180,7 +183,7 @@ class Spoke:
                     boxes[rank] = file.read(blackbox.RING_OFFSET)
             except OSError:
                 continue
-        report = Report(self._settings.parallel.node_rank, self._start, time.monotonic_ns(), boxes, ending)
+        report = Report(self._settings.parallel.node_rank, self._start, time.monotonic_ns(), boxes, self._ending)
         try:
             self._socket.send(msgspec.msgpack.encode(report), zmq.NOBLOCK)
         except zmq.Again:

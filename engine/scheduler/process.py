@@ -34,7 +34,7 @@ from engine.native.build import paths as native_paths
 from engine.parallel.group import Group, open_group
 from engine.scheduler.loops import OverlapLoop, SequentialLoop
 from engine.scheduler.place import Place
-from engine.scheduler.plan import Begin, Hello, Stop
+from engine.scheduler.plan import Begin, Hello
 from engine.scheduler.rank_link import RankHub, RankSpoke, address
 from engine.scheduler.service import GroupRunner, Service
 from engine.scheduler.worker import follow
@@ -68,6 +68,7 @@ class RankProcess:
         where = address(settings, place.sockets, bind=place.rank == 0)
         hub = RankHub(self._context, where, range(1, settings.parallel.tp)) if place.rank == 0 else None
         group = open_group(settings, place.rank, self._box, device.torch_device)
+        device.stream.while_waiting = group.poll
         if self._faults is not None:
             faults = self._faults
             group.intercept = lambda _kind, tensor: faults.collective(tensor)
@@ -121,7 +122,7 @@ class RankProcess:
                            pool_tokens=pages * settings.cache.page_size, ranks=[hello.info, *(one.info for one in others)],
                            paths={**hello.paths, "loop": service.loop_name}))  # fmt: skip
         service.serve()
-        hub.send(Stop())
+        hub.stop()
         if grammar is not None:
             grammar.close()
         hub.close()

@@ -6,6 +6,7 @@ socket folder; several: TCP to the third port after ``--dist-init-addr``'s (PORT
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import zmq
 
 from engine.config import Settings
-from engine.scheduler.plan import Hello, RankMessage, decode, encode
+from engine.scheduler.plan import Hello, RankMessage, Stop, decode, encode
 
 
 class RankLinkError(RuntimeError):
@@ -65,6 +66,12 @@ class RankHub:
                 self._socket.send_multipart((name, frame), zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 raise RankLinkError(f"rank {rank} cannot be reached: {error}") from error
+
+    def stop(self) -> None:
+        """Tell every rank to stop. One that is gone has done so."""
+        for name in self._names.values():
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send_multipart((name, encode(Stop())), zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
