@@ -15,6 +15,7 @@ setup: $(READY) model ## system packages, .venv, dependencies, the default model
 
 $(READY): pyproject.toml constraints.txt tools/setup.sh tools/system_packages.sh
 	@PYTHON="$(PYTHON)" tools/setup.sh
+	@$(BIN)/lastbatch build >&2
 
 model: $(READY) ## the default model, downloaded and converted once into the user's cache
 	@$(BIN)/lastbatch model fetch > /dev/null

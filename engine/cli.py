@@ -129,6 +129,8 @@ def _model(args: Sequence[str], env: Mapping[str, str], out: TextIO, err: TextIO
 
 
 def _build(args: Sequence[str], env: Mapping[str, str], out: TextIO, err: TextIO) -> int:
+    import torch  # noqa: F401  its OpenMP is the one that the C parts must meet
+
     from engine.native.build import paths
 
     for name, way in paths().items():

@@ -14,7 +14,10 @@ class Variable:
 FOR_PEOPLE = (
     Variable("LASTBATCH_API_KEY", "the key that clients must send; `--api-key-file` comes first"),
     Variable("LASTBATCH_ADMIN_KEY", "the key for /admin; `--admin-key-file` comes first"),
-    Variable("LASTBATCH_NATIVE", "0 turns the C parts off; their Python equivalents run instead"),
+    Variable(
+        "LASTBATCH_NATIVE",
+        "0 turns the C parts off, and their Python equivalents run; an instruction set (avx512-bf16, avx512, avx2, portable) picks one",
+    ),
     Variable("CC", "the C compiler for those parts; else the first of gcc, cc and clang"),
     Variable("PATH", "where that compiler is looked for"),
     Variable("XDG_CACHE_HOME", "the default model and the compiled C parts lie in lastbatch in here; else in ~/.cache"),

@@ -1,7 +1,8 @@
 """A device, its stream of work and the events on it: one order of things on CUDA and on a CPU.
 
-On CUDA a stream is a ``torch.cuda.Stream``. On a CPU it is one daemon thread that runs closures in order, so that the
-host thread prepares, launches and waits in the same way on both. On a CPU this buys no speed.
+A stream is one daemon thread that runs closures in order; on CUDA it runs them on a ``torch.cuda.Stream`` and waits for
+the device. So the host thread prepares, launches and waits in the same way on both, and stands nowhere but in
+``Event.synchronize``. On a CPU this buys no speed.
 
 An exception in a closure behaves as a CUDA error does: what follows on the stream is not run, and every later
 ``launch`` and ``synchronize`` raises a DeviceError whose cause is the original with its whole traceback.
@@ -43,6 +44,8 @@ class Event(Protocol):
 class Stream(Protocol):
     """Work that runs in order and apart from the host thread."""
 
+    while_waiting: Callable[[], None]
+
     def launch(self, work: Callable[[], object]) -> None:
         """Put work on the stream and return. Raises DeviceError if earlier work has failed."""
         ...
@@ -76,14 +79,15 @@ def open_device(kind: DeviceKind, index: int, name: str = "device-stream") -> De
         raise DeviceError(f"--tp: local rank {index} needs a GPU of its own, this node has {torch.cuda.device_count()}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
-    return Device(device, CudaStream(device))
+    return Device(device, CudaStream(device, name))
 
 
 class HostStream:
-    """A stream on the CPU: one daemon thread, closures in order."""
+    """A stream on the CPU: one daemon thread, closures in order. ``while_waiting`` is for a stream that waits."""
 
     def __init__(self, name: str = "device-stream") -> None:
         self.error: BaseException | None = None
+        self.while_waiting: Callable[[], None] = lambda: None
         self._queue: queue.SimpleQueue[Callable[[], object] | HostEvent | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -91,13 +95,18 @@ class HostStream:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            if isinstance(item, HostEvent):
-                item._reached.set()
-            elif self.error is None:
-                try:
+            try:
+                if isinstance(item, HostEvent):
+                    self._pass(item)
+                elif self.error is None:
                     item()
-                except BaseException as error:  # kept for the host thread: it surfaces at its next call
-                    self.error = error
+            except BaseException as error:  # kept for the host thread: it surfaces at its next call
+                self.error = error
+                if isinstance(item, HostEvent):
+                    item._reached.set()
+
+    def _pass(self, event: HostEvent) -> None:
+        event._reached.set()
 
     def launch(self, work: Callable[[], object]) -> None:
         _raise_failure(self.error)
@@ -139,52 +148,32 @@ class HostEvent:
                 return False
 
 
-class CudaStream:
-    """A stream on a GPU: work is enqueued by the calling thread, and runs on the device later."""
+class CudaStream(HostStream):
+    """A stream on a GPU. Its thread enqueues the work and waits for the device, so that the rank's main thread never
+    stands in a CUDA call: a closure may read a result back, and a device that never answers holds up this thread only.
 
-    def __init__(self, device: torch.device) -> None:
-        self.error: BaseException | None = None
+    ``while_waiting`` is called again and again while the device works (the group records completed collectives).
+    """
+
+    def __init__(self, device: torch.device, name: str = "device-stream") -> None:
+        self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._closed = False
+        super().__init__(name)
 
-    def launch(self, work: Callable[[], object]) -> None:
-        _raise_failure(self.error)
-        if self._closed:
-            raise DeviceError("the stream is closed")
-        try:
-            with torch.cuda.stream(self._stream):
-                work()
-        except BaseException as error:
-            self.error = error
+    def _work(self) -> None:
+        torch.cuda.set_device(self._device)
+        with torch.cuda.stream(self._stream):
+            super()._work()
 
-    def record(self) -> CudaEvent:
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return CudaEvent(self, event)
-
-    def close(self) -> None:
-        self._closed = True
-
-
-class CudaEvent:
-    """The host polls, each half millisecond after a short first phase, so that signals reach it."""
-
-    def __init__(self, stream: CudaStream, event: Any) -> None:
-        self._stream = stream
-        self._event = event
-
-    def query(self) -> bool:
-        return bool(self._event.query())
-
-    def synchronize(self, timeout_s: float | None = None) -> bool:
+    def _pass(self, event: HostEvent) -> None:
+        mark: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        mark.record(self._stream)
         begun = time.monotonic()
-        while not self.query():
-            waited = time.monotonic() - begun
-            if timeout_s is not None and waited >= timeout_s:
-                return False
-            time.sleep(0.00005 if waited < 0.005 else 0.0005)
-        _raise_failure(self._stream.error)
-        return True
+        while not mark.query():
+            self.while_waiting()
+            time.sleep(0.00005 if time.monotonic() - begun < 0.005 else 0.0005)
+        self.while_waiting()
+        super()._pass(event)
 
 
 def _raise_failure(error: BaseException | None) -> None:
