@@ -50,3 +50,11 @@ matrix: setup ## equal greedy text in every combination of modes
 
 mutants: setup ## take each guard out of a copy: a test must notice
 	$(BIN)/python tools/mutants.py $(ARGS)
+
+bench: setup ## how fast it serves, beside transformers' generate in the same run
+	@$(BIN)/python -m tests.slow.bench $(ARGS)
+
+eval: setup ## the server's log-probabilities and answers against transformers'
+	@$(BIN)/python -m tests.slow.eval $(ARGS)
+
+.PHONY: bench eval
