@@ -21,7 +21,7 @@ class BatchLog:
         self._write = write
         self._clock = clock
         self._interval = interval
-        self._since_ns = clock()
+        self._prefill_ns = self._since_ns = self._last_ns = clock()
         self._steps = self._tokens = self._rows = self._drafted = self._accepted = 0
 
     def step(self, plan: Plan, results: Results, queues: Queues, memory: KVMemory) -> None:
@@ -37,22 +37,25 @@ class BatchLog:
         tokens = sum(row.count for row in plan.rows)
         cached = sum(row.start for row in plan.rows if any(enter.rid == row.rid for enter in plan.enters))
         pending = sum(len(r.tokens) - r.planned for r in queues.prefill) + sum(len(r.tokens) for r in queues.waiting)
-        rate = tokens / max((now - self._since_ns) / 1e9, 1e-6)
+        rate = tokens / max((now - max(self._prefill_ns, self._last_ns)) / 1e9, 1e-6)
         self._write(
             f"Prefill batch, #new-seq: {len(plan.rows)}, #new-token: {tokens}, #cached-token: {cached}, "
             f"token usage: {_usage(memory):.2f}, #running-req: {len(queues.running)}, #queue-req: {_queued(queues)}, "
             f"#pending-token: {pending}, cpu graph: False, input throughput (token/s): {rate:.2f}"
         )
-        self._since_ns = now
+        self._prefill_ns = now
 
     def _decode(self, results: Results, queues: Queues, memory: KVMemory) -> None:
+        now = self._clock()
+        if now - self._last_ns > _LONGEST_SILENCE_NS:  # after a rest: what was counted before it is no rate of now
+            self._restart(max(self._prefill_ns, self._last_ns))
+        self._last_ns = now
         self._steps += 1
         for row in results.rows:
             self._rows += 1
             self._tokens += len(row.tokens)
             self._drafted += row.drafted
             self._accepted += len(row.tokens) - 1
-        now = self._clock()
         elapsed = now - self._since_ns
         if self._steps < self._interval and elapsed < _LONGEST_SILENCE_NS:
             return
@@ -65,6 +68,9 @@ class BatchLog:
             f"{accept}cpu graph: False, gen throughput (token/s): {self._tokens / max(elapsed / 1e9, 1e-6):.2f}, "
             f"#queue-req: {_queued(queues)}"
         )
+        self._restart(now)
+
+    def _restart(self, now: int) -> None:
         self._since_ns = now
         self._steps = self._tokens = self._rows = self._drafted = self._accepted = 0
 

@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 
-from engine.blackbox import BlackBox, Header
+from engine.blackbox import BatchKind, BlackBox, Header
+from engine.cache.memory import KVMemory
+from engine.cache.pages import PagePool
+from engine.cache.prefix import PrefixCache
 from engine.config import parse
 from engine.messages import Abort, Generate, Grammar, Outputs, Refused, Sampling, Tokens
+from engine.scheduler.batching import Queues
+from engine.scheduler.batchlog import BatchLog
 from engine.scheduler.loops import OverlapLoop, SequentialLoop
-from engine.scheduler.plan import Plan
+from engine.scheduler.plan import Plan, Row
+from engine.scheduler.results import Results, RowResult
 from engine.scheduler.scheduler import Scheduler
 from tests.engine.scripted_runner import STOP, ScriptedRunner, next_token, text_alone
 
@@ -341,6 +347,26 @@ def test_batch_lines_are_sglangs(bench: Callable[..., Bench]) -> None:
     decode = next(line for line in b.lines if line.startswith("Decode batch, #running-req: 1, #token: "))
     assert ", gen throughput (token/s): " in decode
     assert decode.endswith("#queue-req: 0")
+
+
+def test_a_rest_does_not_count_in_the_throughput_of_the_next_line() -> None:
+    now = [0]
+    lines: list[str] = []
+    log = BatchLog(lines.append, lambda: now[0], interval=4)
+    queues, memory = Queues(), KVMemory(PagePool(8, 4), PrefixCache(4))
+    row = RowResult("a", (1,), "", None, 1)
+
+    def steps(kind: BatchKind, count: int) -> None:
+        for _ in range(count):
+            now[0] += 100_000_000
+            rows = [Row("a", 0, 10 if kind is BatchKind.prefill else 0, True, 0, None)]
+            log.step(Plan(step=1, kind=kind, rows=rows), Results(1, (row,), 1, 1), queues, memory)
+
+    steps(BatchKind.decode, 3)
+    now[0] += 60_000_000_000
+    steps(BatchKind.prefill, 1)
+    steps(BatchKind.decode, 4)
+    assert "gen throughput (token/s): 10.00" in lines[-1], lines
 
 
 def test_a_stop_id_ends_the_text_and_is_named(bench: Callable[..., Bench]) -> None:
