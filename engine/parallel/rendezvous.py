@@ -77,8 +77,15 @@ def join_group(store: Store, backend: str, rank: int, world: int, deadline: floa
     """Make torch's process group once all ranks have come, so that its own long time-out is never waited for.
 
     Raises:
-        RendezvousError: some ranks did not come.
+        RendezvousError: some ranks did not come, or this one is too late: rank 0 still belongs to an earlier start of the
+            group, which cannot take a rank again that it has lost.
     """
+    try:
+        late = store.check([f"come/{rank}"])
+    except dist.DistError as error:
+        raise RendezvousError(f"the store of rank 0 is gone: {_first_line(error)}") from error
+    if late:
+        raise RendezvousError(f"rank {rank} has come to this group before: rank 0 is of an earlier start, which has to end first")
     meet(store, "come", rank, world, deadline)
     if backend == "gloo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(rendezvous_host))

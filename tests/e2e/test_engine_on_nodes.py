@@ -224,9 +224,10 @@ class Group:
 
     @staticmethod
     def remains(node: nodes.SystemdNode) -> list[str]:
-        """What there is of the unit on a node: processes, cgroups, shared memory, sockets, the run directory."""
+        """What there is of the unit on a node: processes, cgroup, run directory, shared memory, its own /tmp."""
         processes = node.run(["ps", "-eo", "pid,args"]).out.decode().splitlines()
-        places = node.run(["sh", "-c", f'find /sys/fs/cgroup -name "{UNIT}"; find /{RUN_DIR} /dev/shm /tmp -mindepth 1']).out.decode()
+        look = f'find /sys/fs/cgroup -name "{UNIT}"; find /{RUN_DIR} /dev/shm -mindepth 1; ls -d /tmp/systemd-private-*'
+        places = node.run(["sh", "-c", look]).out.decode()
         return [line for line in processes if "lastbatch" in line or "engine" in line] + places.splitlines()
 
     def home(self, rank: int) -> nodes.SystemdNode:
