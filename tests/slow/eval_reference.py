@@ -27,7 +27,9 @@ class Reference:
     def __init__(self, model: Path, threads: int = 0) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         self._torch, self._loader, self._model = torch, AutoModelForCausalLM, model
         if threads:
             torch.set_num_threads(threads)
