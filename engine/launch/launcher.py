@@ -17,13 +17,10 @@ Ends::
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -32,10 +29,11 @@ from pathlib import Path
 from types import FrameType
 
 from engine import blackbox
-from engine.config import ConfigError, Settings, fit_model, run_directory
+from engine.config import Settings, fit_model, run_directory
 from engine.launch import evidence, relay
 from engine.launch.children import Child, Family, base_environment, rank_environment
 from engine.launch.notify import Notifier
+from engine.launch.rundir import RunDirectory
 from engine.launch.watchdog import stuck_rank, unfresh
 from engine.model.hf_config import read_config
 
@@ -74,9 +72,8 @@ class Launcher:
         self._env = env
         self._notifier = Notifier(env)
         self._invocation = env.get("INVOCATION_ID") or uuid.uuid4().hex
-        self._run_dir = run_directory(settings, env).absolute()
-        self._lock = self._take_run_dir()
-        self._sockets = Path(tempfile.mkdtemp(prefix="lastbatch-", dir=self._socket_base()))
+        self._place = RunDirectory(run_directory(settings, env).absolute())
+        self._run_dir = self._place.path
         self._family = Family()
         self._stop_signal = 0
         self._link: relay.Hub | relay.Spoke | None = None
@@ -93,13 +90,15 @@ class Launcher:
             return self._finish(end)
         finally:
             self._family.kill_all()
-            self._clean()
+            if self._link is not None:
+                self._link.close()
+            self._place.close()
 
     # Starting.
 
     def _start(self) -> None:
         settings = self._settings
-        env = base_environment(settings, self._model, self._sockets, self._run_dir, self._invocation, self._env)
+        env = base_environment(settings, self._model, self._place.sockets, self._run_dir, self._invocation, self._env)
         if settings.parallel.nnodes > 1:
             kind = relay.Hub if settings.parallel.node_rank == 0 else relay.Spoke
             self._link = kind(settings, self._run_dir, uuid.uuid4().hex)
@@ -251,36 +250,6 @@ class Launcher:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._stop_signal = number
 
-    # The run directory.
-
-    def _take_run_dir(self) -> int:
-        folder = self._run_dir
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ConfigError(f"--run-dir: {folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-            os.close(lock)
-            raise ConfigError(f"--run-dir: {folder} is in use by a server (pid {holder}); stop it or give another --name") from None
-        os.truncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        old = [path for pattern in ("rank-*.box", "remote-rank-*.box") for path in folder.glob(pattern)]
-        if old:  # a server that was killed left them: they stay as evidence until the next such end
-            previous = folder / "previous"
-            shutil.rmtree(previous, ignore_errors=True)
-            previous.mkdir()
-            for path in old:
-                path.rename(previous / path.name)
-        return lock
-
-    def _socket_base(self) -> str | None:
-        """A Unix socket's path has at most 107 bytes: a long run directory cannot hold one."""
-        return str(self._run_dir) if len(str(self._run_dir)) < 60 else None
-
     def _describe(self) -> None:
         """``launcher.json``: who is who, for monitors and for people."""
         api = next((child for child in self._family.children if child.rank is None), None)
@@ -296,17 +265,6 @@ class Launcher:
         scratch = self._run_dir / ".launcher.json"
         scratch.write_text(json.dumps(described, indent=1) + "\n")
         scratch.rename(self._run_dir / "launcher.json")
-
-    def _clean(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
-        (self._run_dir / "launcher.json").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            (self._run_dir / "lock").unlink()
-        os.close(self._lock)
-        with contextlib.suppress(OSError):
-            self._run_dir.rmdir()  # only when nothing is left in it
 
 
 def _ending(child: Child) -> str:
