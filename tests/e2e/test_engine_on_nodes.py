@@ -186,6 +186,8 @@ class Group:
         monitor = Monitor(process, self.folder / "bundles")
         try:
             yield monitor
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the monitor said: {(self.folder / 'monitor.log').read_text()[-3000:]}") from error
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
@@ -355,7 +357,8 @@ def test_a_stop_leaves_nothing_behind_and_systemds_watchdog_ends_a_frozen_rank_w
     assert "Watchdog timeout (limit 6s)!" in group.journals()
     assert int(group.show("NRestarts")[0]) >= 1
     assert not set(group.show("InvocationID")) & set(invocations)
-    assert list((node.root / RUN_DIR).glob("evidence-*/stacks-1.txt")), "the evidence went with the restart"
+    (stacks,) = (node.root / RUN_DIR).glob("evidence-*/stacks-1.txt")
+    assert "follow (" in stacks.read_text(), stacks.read_text()
     group.complete()
 
 
