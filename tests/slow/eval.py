@@ -153,6 +153,15 @@ def tolerance(reference: Reference, dtype: str, prompts: Sequence[str], say: Cal
     return Distance(max(one.greatest for one in shown), max(one.mean for one in shown), shown[0].tokens)
 
 
+def own_partings(reference: Reference, dtype: str, wanted: Mapping[str, Said], show: Callable[[int], str]) -> str:
+    """How often transformers' own answers part when it gives all of them in one batch."""
+    prompts = texts()
+    batched = reference.said(dtype, [prompts[name] for name in wanted], show, batch=len(wanted))
+    gaps = [where.gap for said, want in zip(batched, wanted.values(), strict=True) if (where := parting(said.answer, want))]
+    widest = f", at gaps up to {max(gaps):.3f}" if gaps else ""
+    return f"transformers {dtype}, one batch of {len(wanted)} against one by one: {len(gaps)} of {len(wanted)} answers part{widest}"
+
+
 def cells(dtypes: Sequence[str], tps: Sequence[int], quick: bool) -> dict[str, list[Cell]]:
     """The combinations of each type."""
     found = {dtype: [Cell(dtype, *rest) for rest in itertools.product(tps, ("whole", "chunked"), ("off", "ngram"))] for dtype in dtypes}
@@ -201,6 +210,7 @@ def main(args: Sequence[str]) -> int:
             say(f"{model.name}, {dtype}: {len(prompts)} texts, {own.tokens} log-probabilities; tolerance: {limit}")
             if dtype != "float32":
                 say(f"transformers {dtype} against its own f32: {own}")
+                say(own_partings(reference, dtype, wanted, tokenizer.token_text))
             say(HEAD)
             for cell in some:
                 heard = serve(cell, model, Path(scratch) / str(len(outcomes)), prompts, ["--threads-per-rank", str(options.threads)])

@@ -69,17 +69,20 @@ class Reference:
         steps = [model(ids[:, at : at + 1], cache=cache, use_cache=True).logits for at in range(ids.shape[1])]
         return self._torch.cat(steps, dim=1)
 
-    def said(self, dtype: str, prompts: Sequence[str], show: Callable[[int], str]) -> list[Said]:
-        """Scores and greedy answers, each text alone. ``show``: a token as the server writes it."""
-        torch, model = self._torch, self._load(dtype)
-        found = []
-        for text, scores in zip(prompts, self.scores(dtype, prompts), strict=True):
-            ids = torch.tensor([self.ids(text)])
+    def said(self, dtype: str, prompts: Sequence[str], show: Callable[[int], str], batch: int = 1) -> list[Said]:
+        """Scores of each text alone, greedy answers ``batch`` at a time. ``show``: a token as the server writes it."""
+        torch, model, found = self._torch, self._load(dtype), []
+        scores = self.scores(dtype, prompts)
+        for first in range(0, len(prompts), batch):
+            rows = [self.ids(text) for text in prompts[first : first + batch]]
+            width = max(map(len, rows))
+            padded = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+            mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
             with torch.no_grad():
-                out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER, min_new_tokens=ANSWER,
-                                     do_sample=False, eos_token_id=None, pad_token_id=0, output_logits=True,
-                                     return_dict_in_generate=True)  # fmt: skip
-            best = torch.log_softmax(torch.cat(out.logits).float(), dim=-1).topk(2, dim=-1).values
-            answer = [show(token) for token in out.sequences[0, ids.shape[1] :].tolist()]
-            found.append(Said(tuple(scores), tuple(answer), tuple((best[:, 0] - best[:, 1]).tolist())))
+                out = model.generate(padded, attention_mask=mask, max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False,
+                                     eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True)  # fmt: skip
+            best = torch.log_softmax(torch.stack(out.logits, dim=1).float(), dim=-1).topk(2, dim=-1).values
+            for at, answer in enumerate(out.sequences[:, width:].tolist()):
+                gaps = (best[at, :, 0] - best[at, :, 1]).tolist()
+                found.append(Said(tuple(scores[first + at]), tuple(map(show, answer)), tuple(gaps)))
         return found
