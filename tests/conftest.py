@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -31,19 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.model)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run when a test left a child process, and say which. What is found is ended."""
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a module whose tests left a child process, and say which. What is found is ended."""
+    before = {process.pid for process in _children()}
+    yield
     deadline = time.monotonic() + _LEFT_DEADLINE_S
-    left = _children()
-    while left and time.monotonic() < deadline:
+    while (left := [one for one in _children() if one.pid not in before]) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.2)
-        left = _children()
+    described = [_describe(process) for process in left]
     for process in left:
-        print(f"\nleft behind by the tests: {_describe(process)}")
         process.kill()
-    if left and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    assert not left, f"left behind by the tests: {described}"
 
 
 def _children() -> list[psutil.Process]:
