@@ -29,10 +29,12 @@ _TIMES_AT = (blackbox.HOST_OFFSET + 72, blackbox.HOST_OFFSET + 80, blackbox.DEVI
 
 
 class Report(msgspec.Struct, tag=True):
-    """``start``: which start of that node's launcher this is."""
+    """``start``: which start of that node's launcher this is. ``group``: the start of node 0 that it belongs to, empty
+    until it was answered."""
 
     node: int
     start: str
+    group: str
     mono_ns: int
     boxes: dict[int, bytes]
     ending: bool = False
@@ -90,6 +92,9 @@ class Hub:
         while self._socket.poll(0):
             name, frame = self._socket.recv_multipart()
             report = self._decoder.decode(frame)
+            if report.group not in ("", self._start):  # left over from the group before: it hears so, and ends
+                self._answer(name)
+                continue
             if self._starts.setdefault(report.node, report.start) != report.start:
                 self._ending = True
                 self._answer(name)
@@ -183,7 +188,7 @@ class Spoke:
                     boxes[rank] = file.read(blackbox.RING_OFFSET)
             except OSError:
                 continue
-        report = Report(self._settings.parallel.node_rank, self._start, time.monotonic_ns(), boxes, self._ending)
+        report = Report(self._settings.parallel.node_rank, self._start, self._node_0_start, time.monotonic_ns(), boxes, self._ending)
         try:
             self._socket.send(msgspec.msgpack.encode(report), zmq.NOBLOCK)
         except zmq.Again:

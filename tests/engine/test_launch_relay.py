@@ -68,6 +68,18 @@ def test_node_0_that_comes_back_as_another_start_ends_the_others(pair: Pair) -> 
     assert wait_for(lambda: again.turn() or pair.node_1.turn(), 5, "its end") == PeerEnd("node 0 was started again")
 
 
+def test_what_is_left_of_the_group_before_does_not_end_the_new_one(pair: Pair) -> None:
+    pair.meet()
+    pair.node_0.close()
+    again = pair.hub("second")
+    wait_for(lambda: again.turn() or pair.node_1.turn(), 5, "the old node's end")
+    pair.node_1.end()
+    pair.node_1 = pair.spoke("two")
+    ends: list[PeerEnd | None] = []
+    wait_for(lambda: ends.append(again.turn()) or ends.append(pair.node_1.turn()) or pair.node_1.answered, 5, "an answer")
+    assert not any(ends)
+
+
 def test_an_ordered_end_is_told_both_ways(pair: Pair) -> None:
     pair.meet()
     pair.node_0.end()
