@@ -12,10 +12,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Mapping
+import resource
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+_ROOM_BYTES = 512 << 20
+_CHUNK_BYTES = 64 << 20
 
 
 class FaultError(ValueError):
@@ -43,6 +49,15 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             Kind("boot.hang", {}, "the server never becomes ready"),
             Kind("decode.slow", {"factor": 4}, "each step computes its forward pass this many times"),
             Kind("health.lie", {}, "health routes answer 200 whatever happens"),
+            Kind("progress.none", {"after_steps": 0}, "the scheduler accepts requests and plans no step"),
+            Kind(
+                "cpu.spin", {"rank": 0}, "the main thread of one rank computes for ever: bookkeeping on rank 0, a batch's layout elsewhere"
+            ),
+            Kind("process.stop", {"rank": 1}, "one rank stops itself with SIGSTOP at its next step"),
+            Kind(
+                "output.corrupt", {"rate": 1.0, "min_running": 2}, "wrong tokens in this share of the rows, in batches of so many or more"
+            ),
+            Kind("memory.exhaust", {}, "rank 0 allocates until its address space is at a limit: a real MemoryError"),
         )
     }
 )
@@ -119,9 +134,39 @@ class Faults:
 
     def begin_step(self) -> None:
         """Count a step; those of the warm-up do not count."""
-        if self.ready:
-            for fault in self._armed.values():
-                fault.steps += 1
+        if not self.ready:
+            return
+        for fault in self._armed.values():
+            fault.steps += 1
+        stop = self._armed.get("process.stop")
+        if stop is not None and not stop.fired and self._here(stop):
+            stop.fired = True
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self._rank == 0 and "memory.exhaust" in self._armed:
+            _fill()
+
+    def withheld(self) -> bool:
+        """Whether the scheduler plans nothing, whatever is held."""
+        fault = self._armed.get("progress.none")
+        return fault is not None and self.ready and fault.steps >= fault.values["after_steps"]
+
+    def again(self) -> bool:
+        """Whether the main thread of this rank does once more what it has just done."""
+        fault = self._armed.get("cpu.spin")
+        return fault is not None and self.ready and self._here(fault)
+
+    def drawn_from(self, logits: Any, first: Sequence[int], *, step: int) -> Any:
+        """The logits [draws, vocabulary] that a batch draws from. ``first`` holds where each request's rows begin."""
+        fault = self._armed.get("output.corrupt")
+        if fault is None or not self.ready or len(first) < fault.values["min_running"]:
+            return logits
+        ends = (*first[1:], len(logits))
+        logits = logits.clone()
+        for number, (begin, end) in enumerate(zip(first, ends, strict=True)):
+            # The golden ratio spreads the chosen rows evenly, and the same steps always choose the same ones.
+            if (0.6180339887 * (step * 31 + number + 1)) % 1.0 < fault.values["rate"]:
+                logits[begin:end] = logits[begin:end].roll(1, dims=-1)
+        return logits
 
     def collective(self, tensor: Any) -> Any:
         """For ``Group.intercept``: the tensor to enter with, or None to stay out of this collective."""
@@ -171,3 +216,12 @@ class Faults:
 
     def _here(self, fault: Armed) -> bool:
         return bool(fault.values["rank"] == self._rank)
+
+
+def _fill() -> None:
+    """Raises MemoryError, as the allocator does. The limit leaves room to say so: a chunk is larger than a traceback."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + _ROOM_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    taken: list[bytearray] = []
+    while True:
+        taken.append(bytearray(_CHUNK_BYTES))

@@ -128,6 +128,8 @@ class Executor:
         step, segments = self._lay_out(plan)
         self._record_begin(step)
         batch = lay_out(plan.step, segments, self._kv.page_size, self._device.torch_device)
+        while self._faults is not None and self._group.rank > 0 and self._faults.again():
+            batch = lay_out(plan.step, segments, self._kv.page_size, self._device.torch_device)
         self._device.stream.launch(lambda: self._forward(step, batch))
         if self._device.torch_device.type == "cpu":
             time.sleep(_HANDOVER_S)  # the stream thread needs the interpreter to begin: what follows here can wait for it
@@ -253,6 +255,8 @@ class Executor:
         assert logits is not None
         if self._group.rank == 0:
             logits = self._score_prompts(step, logits)
+            if rows and self._faults is not None:
+                logits = self._faults.drawn_from(logits, [one.first for one in step.rows if one.first >= 0], step=step.plan.step)
             if rows:
                 step.drawn = sample(logits, rows, masks)
         if self._group.world > 1 and step.draws:

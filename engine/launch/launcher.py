@@ -9,6 +9,7 @@ Ends::
                          drain: then stacks are saved, all are killed; exit 1. Before READY all are killed at once; exit 0
     a process dies       stacks of the others are saved, all are killed; exit 1
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
+    held work lies       the same                                                   (--watchdog-timeout)
     not ready in time    the same                                                   (--boot-timeout)
     another node is lost the same, exit 75 so that a service manager starts this node again
     another node ends    node 0 drains, exit 75; node 0 ending ends the others, exit 75
@@ -34,7 +35,7 @@ from engine.launch import evidence, relay
 from engine.launch.children import Child, Family, base_environment, rank_environment
 from engine.launch.notify import Notifier
 from engine.launch.rundir import RunDirectory
-from engine.launch.watchdog import stuck_rank, unfresh
+from engine.launch.watchdog import Lying, stuck_rank, unfresh
 from engine.model.hf_config import read_config
 
 _log = logging.getLogger("engine.launcher")
@@ -146,6 +147,7 @@ class Launcher:
 
     def _watch(self) -> End:
         launch = self._settings.launch
+        lying = Lying()
         while True:
             end = self._ended()
             if end is not None:
@@ -156,6 +158,10 @@ class Launcher:
                 stuck = stuck_rank(boxes, now, launch.watchdog_timeout_s)
                 if stuck is not None:
                     return End(1, f"rank {stuck.rank} has not moved for {stuck.still_s:.0f} s (phase {stuck.phase.name}; "
+                                  f"--watchdog-timeout {launch.watchdog_timeout_s:g})", keep=True)  # fmt: skip
+                lying = lying.look(boxes, now)
+                if lying.lain_s > launch.watchdog_timeout_s:
+                    return End(1, f"rank 0 has not moved for {lying.lain_s:.0f} s any request that it holds ("
                                   f"--watchdog-timeout {launch.watchdog_timeout_s:g})", keep=True)  # fmt: skip
             self._tell_manager(boxes, now)
             time.sleep(_TICK_S)

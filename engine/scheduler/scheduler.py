@@ -14,6 +14,7 @@ from engine.cache.memory import KVMemory
 from engine.cache.pages import PagePool
 from engine.cache.prefix import PrefixCache
 from engine.config import Settings
+from engine.faults import Faults
 from engine.grammar.backends import GrammarBackend, grammar_key
 from engine.messages import Abort, Generate, Outputs, Refused, Tokens
 from engine.scheduler.batching import Batching, Deferred, Queues
@@ -34,17 +35,19 @@ class Scheduler:
         context: longest prompt and answer together, in tokens.
         send: takes what goes to the API process.
         grammar: compiles grammars; None when there is no backend (the API process refuses them first).
+        faults: armed for a drill; None without ``--enable-faults``.
         clock: monotonic nanoseconds.
     """
 
     def __init__(self, settings: Settings, runner: Runner, box: BlackBox, *, pages: int, context: int, grammar: GrammarBackend | None,
-                 send: Callable[[Outputs], None], log: Callable[[str], None],
+                 send: Callable[[Outputs], None], log: Callable[[str], None], faults: Faults | None = None,
                  clock: Callable[[], int] = time.monotonic_ns) -> None:  # fmt: skip
         self._settings = settings
         self._runner = runner
         self._box = box
         self._send = send
         self._grammar = grammar
+        self._faults = faults
         self._drafts = settings.speculation.num_draft_tokens if settings.speculation.algorithm != "NONE" else 0
         self.memory = KVMemory(PagePool(pages, settings.cache.page_size),
                                PrefixCache(settings.cache.page_size, enabled=not settings.cache.disable_radix_cache))  # fmt: skip
@@ -137,6 +140,11 @@ class Scheduler:
         """The next step, or None: nothing to do, or (not ``settled``) not before the last results are in."""
         if not self.queues.held and not self._leaves:
             return None
+        if self._faults is not None and self.queues.held:
+            if self._faults.withheld():
+                return None
+            while settled and self._faults.again():
+                self.idle()
         self._box.event(EventKind.prepare_begin, a=self._step + 1)
         try:
             kind, rows = self._batching.next_rows(settled=settled)

@@ -85,7 +85,7 @@ class Service:
         self._warming = False
         self._scheduler = Scheduler(settings, runner, box, pages=pages, context=context_length, grammar=grammar,
                                     send=lambda outputs: self._send_outputs(outputs),
-                                    log=logging.getLogger("engine.scheduler").info)  # fmt: skip
+                                    log=logging.getLogger("engine.scheduler").info, faults=faults)  # fmt: skip
         kind = SequentialLoop if settings.scheduler.disable_overlap_schedule else OverlapLoop
         self.loop_name = kind.name
         self._loop: Loop = kind(self._scheduler, self._receive)
@@ -151,6 +151,8 @@ class Service:
                 break
             self._take(to_scheduler.decode(frame))
         self._scheduler.poll_grammars()
+        # What has come in is held from now on: a plan that never returns must not look like an idle server.
+        self._box.beat(held=self._scheduler.queues.held)
         self._box.enter(Phase.schedule)
 
     def _take(self, message: Generate | Abort | SetFault | ClearFault | Drain) -> None:

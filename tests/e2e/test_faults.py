@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from engine.blackbox import BatchKind, DeviceState, EventKind, Phase, RequestFlag
@@ -109,6 +112,82 @@ def test_a_grammar_masked_verify_that_shares_a_batch_wedges_every_rank_at_the_ba
     assert len(pair.descendants()) == 3, "a rank has exited"
     with pair.client as client:
         assert client.get("/health").status_code == 200
+
+
+def test_a_scheduler_that_plans_nothing_takes_requests_and_beats_and_its_watchdog_ends_it(model: Path, tmp_path: Path) -> None:
+    args = ("--tp", "2", "--enable-faults", "--watchdog-timeout", "5", "--context-length", "512", "--grammar-backend", "none")
+    with serving(model, tmp_path, *args) as served:
+        served.complete()
+        served.arm("progress.none:after_steps=3")
+        ask_in_background(served, max_tokens=400)
+        ask_in_background(served, max_tokens=4)
+        wait_for(lambda: served.box(0).host.held == 2, 20, "two requests that are held")
+        wait_for(
+            lambda: (box := served.box(0)).host.mono_ns - box.host.progress_ns > 1e9, 10, "rank 0 to beat a second after its last step"
+        )
+        first = served.box(0)
+        assert first.host.phase in (Phase.idle, Phase.recv, Phase.schedule)
+        assert {served.box(rank).device.state for rank in (0, 1)} == {DeviceState.idle}
+        wait_for(lambda: served.box(0).host.beats > first.host.beats + 5, 5, "rank 0 to beat: it is not a frozen one")
+        assert served.process.wait(30) == 1
+        assert "any request that it holds" in served.text()
+        assert "progress.none" not in served.text()
+
+
+def test_a_rank_0_that_computes_for_ever_sends_nothing_to_the_others(pair: Served) -> None:
+    pair.complete()
+    pair.arm("cpu.spin:rank=0")
+    ask_in_background(pair, max_tokens=20)
+    wait_for(lambda: still(pair), 20, "a wedge")
+    boxes = [pair.box(0), pair.box(1)]
+    assert boxes[0].host.phase is Phase.schedule
+    assert boxes[1].host.phase is Phase.recv
+    assert {box.device.state for box in boxes} == {DeviceState.idle}
+    busy = psutil.Process(pair.rank_pid(0))
+    before = busy.cpu_times().user
+    wait_for(lambda: busy.cpu_times().user > before + 0.3, 20, "rank 0 to use the CPU")
+
+
+def test_another_rank_that_computes_for_ever_leaves_the_rest_in_a_collective(pair: Served) -> None:
+    pair.complete()
+    pair.arm("cpu.spin:rank=1")
+    ask_in_background(pair, max_tokens=20)
+    wait_for(lambda: still(pair), 20, "a wedge")
+    assert pair.box(1).host.phase is Phase.launch
+    assert pair.box(0).device.state is DeviceState.collective
+
+
+def test_a_stopped_rank_holds_the_others_until_it_is_continued(pair: Served) -> None:
+    pair.complete()
+    pair.arm("process.stop:rank=1")
+    asking = ask_in_background(pair, max_tokens=20)
+    wait_for(lambda: psutil.Process(pair.rank_pid(1)).status() == psutil.STATUS_STOPPED, 20, "rank 1 to stop")
+    wait_for(lambda: still(pair), 20, "a wedge")
+    assert asking.is_alive()
+    os.kill(pair.rank_pid(1), signal.SIGCONT)
+    asking.join(20)
+    assert not asking.is_alive()
+    assert pair.complete()["choices"]
+
+
+def test_a_rank_out_of_memory_dies_of_a_real_memory_error(pair: Served) -> None:
+    pair.complete()
+    pair.arm("memory.exhaust")
+    ask_in_background(pair, max_tokens=20)
+    assert pair.process.wait(40) == 1
+    text = pair.text()
+    assert "Traceback" in text
+    assert "\nMemoryError" in text
+    assert "memory.exhaust" not in text
+
+
+def test_wrong_tokens_come_only_in_shared_batches(pair: Served) -> None:
+    alone = pair.complete(max_tokens=24)["choices"][0]["text"]
+    pair.arm("output.corrupt:rate=0.5,min_running=2")
+    assert pair.complete(max_tokens=24)["choices"][0]["text"] == alone
+    ask_in_background(pair, max_tokens=400)
+    wait_for(lambda: pair.box(0).host.running > 0, 10, "the first request to run")
+    assert pair.complete(max_tokens=24)["choices"][0]["text"] != alone
 
 
 def test_a_server_that_never_gets_ready_ends_at_its_boot_deadline(model: Path, tmp_path: Path) -> None:
