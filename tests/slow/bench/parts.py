@@ -33,7 +33,7 @@ class Sizes:
     streams: tuple[int, ...] = (1, 4, 16)
     prefills: tuple[int, ...] = (128, 1024)
     constrained: int = 260
-    refusals: int = 300
+    refusals: int = 2000
     beside: int = 16
 
 
