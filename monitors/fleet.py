@@ -77,16 +77,27 @@ class Caller(_Table):
 
 
 class OnWedge(_Table):
-    """What follows the capture of a wedge."""
+    """What follows the capture of a wedge. The action is the ``opsctl`` command, ended after ``deadline_s``."""
 
     action: Literal["page", "playbook", "restart"] = "page"
     playbook: str = ""
+    deadline_s: float = Field(default=1800.0, gt=0)
 
     @model_validator(mode="after")
     def _playbook_is_named(self) -> OnWedge:
         if self.action == "playbook" and not self.playbook:
             raise ValueError('action = "playbook" needs the key playbook = "NAME"')
         return self
+
+
+class Canary(_Table):
+    """Requests of the monitor's own; each costs real tokens, so both are off (0) unless asked for. ``idle_every_s``: one
+    with a nonce when nothing is held. ``load_every_s``: a seeded one beside other requests, whose answer must equal the
+    one that was recorded at rest."""
+
+    idle_every_s: float = Field(default=0.0, ge=0)
+    load_every_s: float = Field(default=0.0, ge=0)
+    deadline_s: float = Field(default=60.0, gt=0)
 
 
 class Deployment(_Table):
@@ -107,6 +118,7 @@ class Deployment(_Table):
     hold_s: float = Field(default=3600.0, gt=0)
     node: tuple[Node, ...]
     caller: tuple[Caller, ...] = ()
+    canary: Canary = Canary()
 
     @field_validator("engine")
     @classmethod
@@ -128,12 +140,38 @@ class Deployment(_Table):
 
 
 class Page(_Table):
+    """Who is told. ``remind_s``: an incident that nobody has acknowledged is paged again so often (0: never)."""
+
     urls: tuple[str, ...] = ()
+    remind_s: float = Field(default=0.0, ge=0)
+    recovery: bool = True  # tell when a paged incident is over
+
+
+class Capture(_Table):
+    """How evidence is kept."""
+
+    keep: int = Field(default=50, ge=1)  # bundles of one deployment
+    keep_bytes: int = Field(default=10 << 30, ge=1 << 20)
+    most_per_hour: int = Field(default=12, ge=1)  # above it a capture takes no stacks: ptrace is not free
+    archive: bool = True  # also as .tar.zst
+    upload: tuple[str, ...] = ()  # a command; {bundle} is the archive, {id} the bundle's name
+    upload_deadline_s: float = Field(default=120.0, gt=0)
+    redact_ip: bool = False
+    cuda_core_dump: bool = False  # trigger a device core dump where the driver was told to offer one
+
+
+class Heartbeat(_Table):
+    """A URL that is fetched while the monitor works, so that a monitor that died is noticed by somebody else."""
+
+    url: str = ""
+    every_s: float = Field(default=60.0, ge=1)
 
 
 class Fleet(_Table):
     deployment: dict[_Name, Deployment]
     page: Page = Page()
+    capture: Capture = Capture()
+    heartbeat: Heartbeat = Heartbeat()
     path: str = ""
 
     def one(self, name: str = "") -> Deployment:

@@ -102,8 +102,8 @@ class Remote:
                 raise NodeError("unreachable", f"node {self.name}: ssh: {text or 'exit status 255'}")
             return Done(code, out.read(), text, time.monotonic() - started)
 
-    def collect(self, what: str, deadline_s: float, **arguments: Any) -> Any:
-        """Run one function of the collector (``observe/onnode.py``) on the node, in a process of its own: reading
+    def collect(self, what: str, deadline_s: float, *, collector: Path = _COLLECTOR, **arguments: Any) -> Any:
+        """Run one function of a collector (``observe/onnode.py``) on the node, in a process of its own: reading
         /proc of a process in trouble can block, and then only that process is lost.
 
         Raises:
@@ -111,7 +111,7 @@ class Remote:
         """
         request = json.dumps({"what": what, "deadline_s": deadline_s, **arguments})
         # The collector's text goes through standard input, so that a node needs nothing but a Python.
-        done = self.run([self.python, "-", request], deadline_s=deadline_s + 1.0, stdin=_COLLECTOR.read_bytes())
+        done = self.run([self.python, "-", request], deadline_s=deadline_s + 1.0, stdin=collector.read_bytes())
         if done.code != 0:
             raise NodeError("failed", f"node {self.name}: collecting {what}: {_last_line(done.err) or f'exit status {done.code}'}")
         try:

@@ -5,16 +5,23 @@ recorded case. The monitor calls this when a stall is declared, and ``opsctl cap
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
 import json
+import os
+import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine import blackbox
 from monitors import casefolder, engines, fleet
 from monitors.capture.manifest import BundleError, Item, Verification, Writer, load, utc, verify
+from monitors.capture.nodes import Patient
 from monitors.capture.probes import PROBES, Field
+from monitors.capture.redact import Policy
 from monitors.judge.verdict import Verdict
 from monitors.remote import Remote
 
@@ -54,9 +61,13 @@ def capture(
     budget_s: float = 60.0,
     root: Path | None = None,
     native: bool = False,
+    stacks: bool = True,
+    core_dump: bool = False,
+    policy: Policy = Policy(),  # noqa: B008 (frozen)
     progress: Mapping[str, Any] | None = None,
     suspicion: Mapping[str, Any] | None = None,
     fleet_text: str = "",
+    trail: str = "",
     remotes: Mapping[str, Remote] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Captured:
@@ -67,8 +78,12 @@ def capture(
         budget_s: what the probes may take together; those that do not fit are listed.
         root: folder for bundles; by default ``fleet.bundle_root``.
         native: also take native stacks, which pause every process.
+        stacks: take stacks at all; a monitor that has captured too often leaves the processes alone.
+        core_dump: trigger a CUDA core dump of every rank where the driver offers one.
+        policy: what is taken out of texts.
         progress: what the monitor saw ({stalled_s, state, ...}); kept as ``progress.json`` and used by the judge.
         suspicion: the light sample that the monitor kept before it declared.
+        trail: the monitor's recent samples, one JSON object a line.
         remotes: open connections by node name; others are opened, and closed at the end.
         say: called with one line for each probe that begins.
 
@@ -78,15 +93,22 @@ def capture(
     started = time.monotonic()
     writer = Writer(root or fleet.bundle_root(deployment), deployment.name, reason)
     with contextlib.ExitStack() as opened:
-        connections = {node.name: (remotes or {}).get(node.name) or opened.enter_context(Remote(node)) for node in deployment.node}
+        connections = {node.name: Patient((remotes or {}).get(node.name) or opened.enter_context(Remote(node))) for node in deployment.node}
         dialect = engines.load(deployment.engine)
-        field = Field(deployment, dialect, connections, writer, auth_headers(deployment), started + budget_s, native)
+        field = Field(
+            deployment, dialect, connections, writer, auth_headers(deployment), started + budget_s, native, stacks, core_dump, policy
+        )
+        fleet_digest = hashlib.sha256(fleet_text.encode()).hexdigest() if fleet_text else ""
+        writer.describe(engine=deployment.engine, api=deployment.api, captured_by=_versions(), redaction=policy.to_json(),
+                        budget_s=round(budget_s, 1), fleet_sha256=fleet_digest)  # fmt: skip
         if progress is not None:
             writer.add("progress.json", json.dumps(dict(progress), indent=1).encode(), probe="progress", start=utc())
         if suspicion is not None:
             writer.add("suspicion.json", json.dumps(dict(suspicion), indent=1).encode(), probe="suspicion", start=utc())
         if fleet_text:
             field.add_text("fleet.toml", fleet_text, probe="fleet", start=utc())
+        if trail:
+            field.add_text("monitor/trail.jsonl", trail, probe="trail", start=utc())
         for probe in PROBES:
             left = field.until_s - time.monotonic()
             if left < probe.least_s:
@@ -104,10 +126,30 @@ def capture(
                 raise
             except Exception as error:  # a probe's own fault must not cost the evidence of those that follow
                 writer.miss(probe.name, "failed", f"the probe itself failed: {type(error).__name__}: {error}", start=begun)
+    writer.describe(config_digests=_config_digests(writer.folder))
     verdict = casefolder.judge(writer.folder)
     writer.add("verdict.json", json.dumps(verdict.to_json(), indent=1).encode(), probe="verdict", start=utc())
     writer.conclude(verdict.verdict.value)
     return Captured(writer.folder, verdict, writer.items, time.monotonic() - started)
+
+
+def _versions() -> dict[str, str]:
+    """What took the bundle."""
+    try:
+        ours = importlib.metadata.version("lastbatch")
+    except importlib.metadata.PackageNotFoundError:
+        ours = "not installed"
+    return {"lastbatch": ours, "python": platform.python_version(), "host": os.uname().nodename}
+
+
+def _config_digests(folder: Path) -> dict[str, str]:
+    """The configuration digest of each rank, from its black box."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("rank-*.box")):
+        with contextlib.suppress(blackbox.BoxError, OSError):
+            header = blackbox.read(path, events=False).header
+            found[str(header.rank)] = header.config_digest
+    return found
 
 
 def auth_headers(deployment: fleet.Deployment) -> dict[str, str]:

@@ -3,10 +3,15 @@
 An item is written beside its name, fsynced, renamed, and only then entered in the manifest, which is itself replaced
 as a whole. A kill at any moment leaves a bundle whose manifest lists whole files only; a file that it does not list
 yet is a note, not damage.
+
+A full disk costs the items that do not fit, never the manifest: a reserve is laid down with the bundle and given back
+to the disk when nothing else is left, so that what could not be kept can still be said.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -14,12 +19,15 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 SCHEMA = "lastbatch.bundle/1"
 Outcome = Literal["taken", "failed", "skipped"]
 _NAME = "manifest.json"
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 256 << 10
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BundleError(ValueError):
@@ -43,42 +51,66 @@ class Item:
 
 
 class Writer:
-    """Writes one bundle. Safe to use from several threads.
+    """Writes one bundle. Safe to use from several threads. The manifest's own ``outcome`` is ``running`` until
+    ``conclude``; a bundle that still says so was cut short.
 
     Raises (from every method):
-        OSError: the disk is full or gone; what was written before stays valid.
+        OSError: the disk is gone, or too full even for the manifest. An item that merely does not fit is listed as failed.
     """
 
     def __init__(self, root: Path, deployment: str, reason: str) -> None:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         word = "".join(c if c.isalnum() else "-" for c in reason)[:24].strip("-") or "capture"
-        base = f"{stamp}-{deployment}-{word}"
         root.mkdir(parents=True, exist_ok=True)
-        self.folder = _make(root, base)
+        self.folder = _make(root, f"{stamp}-{deployment}-{word}")
         self.id = self.folder.name
-        self._head: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "created_utc": utc(), "deployment": deployment, "reason": reason}
-        self._head["verdict"] = None
+        begun = utc()
+        self._head: dict[str, Any] = {
+            "schema": SCHEMA, "id": self.id, "created_utc": begun, "start": begun, "end": None, "outcome": "running",
+            "deployment": deployment, "reason": reason, "verdict": None,
+        }  # fmt: skip
         self._items: list[Item] = []
         self._lock = threading.Lock()
         self._write_manifest()
+        with contextlib.suppress(OSError):  # a disk without room for the reserve may still have room for the boxes
+            _write(self.folder / _RESERVE, b"\0" * _RESERVE_BYTES)
 
     @property
     def items(self) -> tuple[Item, ...]:
         return tuple(self._items)
 
-    def add(self, path: str, data: bytes, *, probe: str, start: str, node: str = "", rank: int | None = None, note: str = "") -> None:
-        """Keep an artefact. ``note`` becomes the item's reason: something that a reader must know about it."""
-        _write(self.folder / path, data)
+    def add(self, path: str, data: bytes, *, probe: str, start: str, node: str = "", rank: int | None = None, note: str = "") -> bool:
+        """Keep an artefact, and say whether it could be kept. ``path`` is relative to the bundle, with ``/`` between
+        folders. ``note`` becomes the item's reason: something that a reader must know about it."""
+        target = self.folder / path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write(target, data)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            why = f"{path}: {error.strerror}: {len(data)} bytes did not fit"
+            self.miss(probe, "failed", why, start=start, node=node, rank=rank)
+            return False
         self._enter(Item(path, node, rank, probe, start, utc(), "taken", note, hashlib.sha256(data).hexdigest()))
+        return True
 
     def miss(self, probe: str, outcome: Outcome, reason: str, *, start: str = "", node: str = "", rank: int | None = None) -> None:
         """List what was not to be had, and why."""
         self._enter(Item("", node, rank, probe, start or utc(), utc(), outcome, reason, ""))
 
-    def conclude(self, verdict: str) -> None:
-        """Name the verdict in the manifest."""
+    def describe(self, **fields: Any) -> None:
+        """Add to the manifest's head: clocks, tools, digests."""
         with self._lock:
-            self._head["verdict"] = verdict
+            self._head.update(fields)
+            self._write_manifest()
+
+    def conclude(self, verdict: str) -> None:
+        """Name the verdict and the end. The outcome is ``complete`` when every item was taken, else ``partial``."""
+        with self._lock:
+            failed = any(item.outcome == "failed" for item in self._items)
+            self._head.update(verdict=verdict, end=utc(), outcome="partial" if failed else "complete")
+            (self.folder / _RESERVE).unlink(missing_ok=True)
             self._write_manifest()
 
     def _enter(self, item: Item) -> None:
@@ -87,8 +119,28 @@ class Writer:
             self._write_manifest()
 
     def _write_manifest(self) -> None:
-        text = json.dumps({**self._head, "items": [asdict(item) for item in self._items]}, indent=1)
-        _write(self.folder / _NAME, text.encode())
+        data = _manifest(self._head, [asdict(item) for item in self._items])
+        try:
+            _write(self.folder / _NAME, data)
+        except OSError as error:
+            reserve = self.folder / _RESERVE
+            if error.errno not in _FULL or not reserve.exists():
+                raise
+            reserve.unlink()
+            _write(self.folder / _NAME, data)
+
+
+def append(folder: Path, path: str, data: bytes, *, probe: str, start: str) -> None:
+    """Add an artefact to a bundle that is finished, or replace one of that name. Raises OSError and BundleError."""
+    manifest = load(folder)
+    _write(folder / path, data)
+    entry = asdict(Item(path, "", None, probe, start, utc(), "taken", "", hashlib.sha256(data).hexdigest()))
+    items = [item for item in manifest.pop("items") if item["path"] != path]
+    _write(folder / _NAME, _manifest(manifest, [*items, entry]))
+
+
+def _manifest(head: dict[str, Any], items: list[dict[str, Any]]) -> bytes:
+    return json.dumps({**head, "items": items}, indent=1).encode()
 
 
 def _make(root: Path, base: str) -> Path:
@@ -104,10 +156,14 @@ def _make(root: Path, base: str) -> Path:
 
 def _write(path: Path, data: bytes) -> None:
     scratch = path.with_name(f".{path.name}.part")
-    with scratch.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        scratch.unlink(missing_ok=True)  # half a file would keep the room that the manifest needs
+        raise
     scratch.rename(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -152,18 +208,25 @@ def verify(folder: Path) -> Verification:
     """Check every item against its digest. Raises BundleError when there is no manifest to check."""
     manifest = load(folder)
     problems: list[str] = []
-    listed = {_NAME}
+    notes: list[str] = []
+    listed = {_NAME, _RESERVE}
     for item in manifest["items"]:
         if item["outcome"] != "taken":
             continue
-        listed.add(item["path"])
+        path = item["path"]
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            problems.append(f"{path}: leads out of the bundle")
+            continue
+        listed.add(path)
         try:
-            digest = hashlib.sha256((folder / item["path"]).read_bytes()).hexdigest()
+            digest = hashlib.sha256((folder / path).read_bytes()).hexdigest()
         except OSError as error:
-            problems.append(f"{item['path']}: {error.strerror}")
+            problems.append(f"{path}: {error.strerror}")
             continue
         if digest != item["sha256"]:
-            problems.append(f"{item['path']}: SHA-256 is {digest}, the manifest says {item['sha256']}")
-    extra = sorted(path.name for path in folder.iterdir() if path.name not in listed)
-    notes = [f"{name}: not in the manifest (the capture was ended while it wrote this)" for name in extra]
+            problems.append(f"{path}: SHA-256 is {digest}, the manifest says {item['sha256']}")
+    if manifest.get("outcome") == "running":
+        notes.append("the capture was cut short: the manifest has no end; what it lists is whole")
+    extra = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    notes += [f"{name}: not in the manifest (the capture was ended while it wrote this)" for name in extra if name not in listed]
     return Verification(tuple(problems), tuple(notes), len(manifest["items"]))

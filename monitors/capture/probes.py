@@ -9,12 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monitors.capture import device
 from monitors.capture.manifest import Writer, utc
-from monitors.capture.redact import Redaction, redact
+from monitors.capture.redact import Policy, Redaction, redact
 from monitors.engines import Dialect
 from monitors.fleet import Deployment, Node, Service
 from monitors.judge.scene import Gpu, Process
@@ -38,19 +40,24 @@ class Field:
     headers: Mapping[str, str]
     until_s: float
     native: bool = False
+    stacks: bool = True
+    core_dump: bool = False
+    policy: Policy = field(default_factory=Policy)
     pids: dict[str, dict[str, int]] = field(default_factory=dict)
     simulated: list[Gpu] = field(default_factory=list)
     ledger: list[Redaction] = field(default_factory=list)
     stacks_at_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def services(self) -> list[tuple[Node, Service]]:
         return [(node, service) for node in self.deployment.node for service in node.service]
 
-    def add_text(self, path: str, text: str, *, probe: str, start: str, node: str = "", rank: int | None = None) -> None:
+    def add_text(self, path: str, text: str, *, probe: str, start: str, node: str = "", rank: int | None = None, note: str = "") -> None:
         """Keep a text after redaction."""
-        clean, ledger = redact(text, path)
-        self.ledger.extend(ledger)
-        self.writer.add(path, clean.encode(), probe=probe, start=start, node=node, rank=rank)
+        clean, ledger = redact(text, path, self.policy)
+        with self.lock:
+            self.ledger.extend(ledger)
+        self.writer.add(path, clean.encode(), probe=probe, start=start, node=node, rank=rank, note=note)
 
     def know(self, node: str, who: str, pid: int) -> None:
         self.pids.setdefault(node, {})[who] = pid
@@ -171,9 +178,7 @@ def _gpus(f: Field, deadline_s: float) -> None:
         f.writer.miss("gpu", "failed", f"{found.reason}{more}", start=start, node=node.name)
         rows.extend(instead)
 
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(f.deployment.node))) as pool:
-        for done in [pool.submit(take, node) for node in f.deployment.node]:
-            done.result()
+    _on_nodes(f, take)
     if rows:
         rows.sort(key=lambda g: (g.node, g.index))
         f.writer.add("gpu.csv", gpu.to_csv(rows).encode(), probe="gpu", start=start)
@@ -204,9 +209,7 @@ def _processes(f: Field, deadline_s: float) -> None:
                 # A process that is no rank (an engine core, a detokenizer) is dumped too, under its own name.
                 f.know(node.name, _called(row) if rank is None else str(rank), row.pid)
 
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(f.deployment.node))) as pool:
-        for done in [pool.submit(take, node) for node in f.deployment.node]:
-            done.result()
+    _on_nodes(f, take)
     if rows:
         rows.sort(key=lambda row: (row.node, row.pid))
         f.add_text("ps.txt", process.to_text(rows), probe="process", start=start)
@@ -219,6 +222,12 @@ def _called(row: Process) -> str:
 
 
 def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = False) -> None:
+    if not f.stacks:
+        f.writer.miss(
+            "stacks", "skipped", "as many captures as may be have been taken within the hour; this one leaves the processes alone"
+        )
+        return
+
     def take(node: Node) -> None:
         start = utc()
         known = {who: pid for who, pid in f.pids.get(node.name, {}).items() if not who.startswith("launcher")}
@@ -235,20 +244,19 @@ def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = Fal
             if "threads" in answer:
                 note = "py-spy left the process stopped; it was continued" if answer.get("continued") else ""
                 name = f"pyspy-{who}{f'.{sample}' if sample else ''}.json"
-                f.writer.add(
-                    name, json.dumps(answer["threads"]).encode(), probe="stacks", start=start, node=node.name, rank=rank, note=note
-                )
+                # One value a line: a command line in it may hold a key, and redaction works by line.
+                f.add_text(name, json.dumps(answer["threads"], indent=1), probe="stacks", start=start, node=node.name, rank=rank, note=note)
             else:
                 f.writer.miss("stacks", "failed", answer["reason"], start=start, node=node.name, rank=rank)
 
     if not sample:
         f.stacks_at_s = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(f.deployment.node))) as pool:
-        for done in [pool.submit(take, node) for node in f.deployment.node]:
-            done.result()
+    _on_nodes(f, take)
 
 
 def _stacks_again(f: Field, deadline_s: float) -> None:
+    if not f.stacks:
+        return
     pause = max(0.0, f.stacks_at_s + _SECOND_SAMPLE_S - time.monotonic())
     time.sleep(min(pause, deadline_s))
     _stacks(f, max(0.5, deadline_s - pause), sample=f"t{_SECOND_SAMPLE_S:.0f}")
@@ -261,6 +269,74 @@ def _stacks_native(f: Field, deadline_s: float) -> None:
     _stacks(f, deadline_s, sample="native", native=True)
 
 
+def _nodes(f: Field, deadline_s: float) -> None:
+    """Clock offsets and tool versions, into the manifest's head."""
+    clocks: dict[str, object] = {}
+    tools: dict[str, object] = {}
+
+    def take(node: Node) -> None:
+        start = utc()
+        found = device.facts(f.remotes[node.name], deadline_s=deadline_s)
+        if found.value is None:
+            f.writer.miss("node_clock", "failed", found.reason, start=start, node=node.name)
+            return
+        clocks[node.name] = found.value.to_json()
+        tools[node.name] = found.value.tools
+
+    _on_nodes(f, take)
+    f.writer.describe(clocks=dict(sorted(clocks.items())), tools=dict(sorted(tools.items())))
+
+
+def _kernel(f: Field, deadline_s: float) -> None:
+    def take(node: Node) -> None:
+        start = utc()
+        remote = f.remotes[node.name]
+        said = device.kernel(remote, deadline_s=deadline_s)
+        if said.value is None:
+            f.writer.miss("kernel", "failed", said.reason, start=start, node=node.name)
+        elif said.value:
+            f.add_text(f"device/dmesg-{node.name}.txt", said.value, probe="kernel", start=start, node=node.name)
+        start = utc()
+        net = device.network(remote, deadline_s=deadline_s)
+        if net.value is None:
+            f.writer.miss("network", "failed", net.reason, start=start, node=node.name)
+        else:
+            f.add_text(f"device/network-{node.name}.json", net.value, probe="network", start=start, node=node.name)
+
+    _on_nodes(f, take)
+
+
+def _core_dump(f: Field, deadline_s: float) -> None:
+    if not f.core_dump:
+        f.writer.miss("cuda_core_dump", "skipped", "not asked for: it halts the device while it writes")
+        return
+
+    def take(node: Node) -> None:
+        start = utc()
+        ranks = {who: pid for who, pid in f.pids.get(node.name, {}).items() if who.isdigit()}
+        if not ranks:
+            f.writer.miss("cuda_core_dump", "failed", "no rank is known on this node", start=start, node=node.name)
+            return
+        found = device.core_dump(f.remotes[node.name], list(ranks.values()), deadline_s=deadline_s)
+        rows = {}
+        for who, pid in ranks.items():
+            answer = (found.value or {}).get(pid, {"reason": found.reason})
+            rows[who] = answer
+            if "reason" in answer:
+                f.writer.miss("cuda_core_dump", "failed", answer["reason"], start=start, node=node.name, rank=int(who))
+        if any("file" in row for row in rows.values()):
+            text = json.dumps(rows, indent=1)
+            f.add_text(f"device/cuda-core-{node.name}.json", text, probe="cuda_core_dump", start=start, node=node.name)
+
+    _on_nodes(f, take)
+
+
+def _on_nodes(f: Field, work: Callable[[Node], None]) -> None:
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(f.deployment.node))) as pool:
+        for done in [pool.submit(work, node) for node in f.deployment.node]:
+            done.result()
+
+
 def _kept_words(f: Field, _deadline_s: float) -> None:
     rows = [entry.to_json() for entry in f.ledger]
     f.writer.add("redactions.json", json.dumps(rows, indent=1).encode(), probe="redactions", start=utc())
@@ -270,10 +346,13 @@ PROBES: Sequence[Probe] = (
     Probe("black_box", 5.0, 0.2, _black_boxes),
     Probe("log", 10.0, 0.3, _logs),
     Probe("server", 6.0, 0.5, _server),
+    Probe("nodes", 5.0, 0.3, _nodes),
     Probe("gpu", 8.0, 0.5, _gpus),
     Probe("process", 8.0, 0.5, _processes),
     Probe("stacks", 15.0, 1.0, _stacks),
     Probe("stacks_again", 15.0, 4.0, _stacks_again),
     Probe("stacks_native", 30.0, 12.0, _stacks_native),
+    Probe("kernel", 5.0, 0.5, _kernel),
+    Probe("cuda_core_dump", 60.0, 10.0, _core_dump),
     Probe("redactions", 1.0, 0.0, _kept_words),
 )
