@@ -66,7 +66,12 @@ class SchedulerSettings:
     chunked_prefill_size: int = _flag(
         1024, "--chunked-prefill-size", "most prompt tokens in one prefill step; -1: whole prompts", unit="tokens"
     )
-    disable_overlap_schedule: bool = _flag(False, "--disable-overlap-schedule", "prepare each batch only after the last one's results")
+    enable_overlap_schedule: bool = _flag(
+        False, "--enable-overlap-schedule", "prepare each batch while the last one is computed: the default on CUDA, slower on a CPU"
+    )
+    disable_overlap_schedule: bool = _flag(
+        False, "--disable-overlap-schedule", "prepare each batch only after the last one's results; wins over --enable-overlap-schedule"
+    )
     decode_log_interval: int = _flag(
         40, "--decode-log-interval", "decode steps between batch lines (a line also comes every 2 s)", unit="steps"
     )
@@ -152,6 +157,13 @@ class Settings:
     def digest(self) -> str:
         """The first 32 hex digits of the SHA-256 of the declared settings' canonical JSON."""
         return hashlib.sha256(self.declared_json().encode()).hexdigest()[:32]
+
+    def overlaps(self, device_kind: str) -> bool:
+        """Which loop runs on ``cpu`` or ``cuda``. On a CPU the loop's own work takes cores from the model's threads,
+        so what overlap hides costs more than it saves (``make bench``, part ``loops``)."""
+        if self.scheduler.disable_overlap_schedule:
+            return False
+        return self.scheduler.enable_overlap_schedule or device_kind == "cuda"
 
     @property
     def local_ranks(self) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ class RankProcess:
         settings, config = self._settings, model.config
         kv = KVPool(config.layers, pages, settings.cache.page_size, len(model.shard.kv_heads), config.head_dim,
                     _dtype(settings, self._place.model), device.torch_device)  # fmt: skip
-        loop = SequentialLoop.name if settings.scheduler.disable_overlap_schedule else OverlapLoop.name
+        loop = OverlapLoop.name if settings.overlaps(self._place.device_kind) else SequentialLoop.name
         return Executor(model=model, kv=kv, group=group, device=device, box=self._box, eos_ids=config.eos_ids,
                         new_drafter=_drafters(settings), grammar=grammar, loop=loop, faults=self._faults)  # fmt: skip
 

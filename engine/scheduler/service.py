@@ -86,7 +86,7 @@ class Service:
         self._scheduler = Scheduler(settings, runner, box, pages=pages, context=context_length, grammar=grammar,
                                     send=lambda outputs: self._send_outputs(outputs),
                                     log=logging.getLogger("engine.scheduler").info, faults=faults)  # fmt: skip
-        kind = SequentialLoop if settings.scheduler.disable_overlap_schedule else OverlapLoop
+        kind = OverlapLoop if settings.overlaps(place.device_kind) else SequentialLoop
         self.loop_name = kind.name
         self._loop: Loop = kind(self._scheduler, self._receive)
 

@@ -41,7 +41,8 @@ LEADER = "10.77.0.11"
 URL = f"http://{LEADER}:30000"
 WATCHDOG_S = 90
 ENGINE = ("--tp", "3", "--nnodes", "2", "--dist-init-addr", f"{LEADER}:29500", "--host", "0.0.0.0", "--port", "30000", "--name", "tiny",
-          "--threads-per-rank", "1", "--speculative-algorithm", "NGRAM", "--context-length", "4096", "--max-total-tokens", "8192",
+          "--threads-per-rank", "1", "--speculative-algorithm", "NGRAM", "--enable-overlap-schedule",
+          "--context-length", "4096", "--max-total-tokens", "8192",
           "--watchdog-timeout", str(WATCHDOG_S), "--health-max-age", "3", "--drain-timeout", "3", "--enable-faults",
           "--fault", "grammar.verify_desync", "--fault", "decode.crash:when=sequential")  # fmt: skip
 RANKS = ((0, 1), (2,))

@@ -25,9 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pair(model: Path, tmp_path: Path) -> Iterator[Served]:
+def pair(model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     args = ("--tp", "2", "--enable-faults", "--watchdog-timeout", "0", "--speculative-algorithm", "NGRAM", "--context-length", "512")
-    with serving(model, tmp_path, *args) as served:
+    with serving(model, tmp_path, *args, *getattr(request, "param", ())) as served:
         yield served
 
 
@@ -91,6 +91,7 @@ def test_a_stalled_callback_holds_one_rank_and_the_other_waits_in_its_collective
     assert pair.box(1).device.state is DeviceState.compute
 
 
+@pytest.mark.parametrize("pair", [(), ("--enable-overlap-schedule",)], ids=["sequential", "overlap"], indirect=True)
 def test_a_grammar_masked_verify_that_shares_a_batch_wedges_every_rank_at_the_barrier(pair: Served) -> None:
     pair.arm("grammar.verify_desync")
     pair.complete(max_tokens=30)  # alone: nothing happens
@@ -207,7 +208,7 @@ def test_a_crash_at_the_first_decode_comes_before_the_server_is_ready(model: Pat
 
 def test_a_crash_armed_for_the_sequential_loop_spares_the_overlap_loop(model: Path, tmp_path: Path) -> None:
     args = ("--enable-faults", "--fault", "decode.crash:when=sequential", "--grammar-backend", "none")
-    with serving(model, tmp_path, *args) as served:
+    with serving(model, tmp_path, *args, "--enable-overlap-schedule") as served:
         served.complete()
     crashed = start(model, tmp_path, (*args, "--disable-overlap-schedule"), name="sequential")
     assert crashed.process.wait(60) == 1

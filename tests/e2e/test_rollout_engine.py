@@ -41,7 +41,8 @@ class Group:
         for number, ranks in enumerate(([0], [1])):
             args = ["--model", str(model), "--tp", "2", "--nnodes", "2", "--node-rank", str(number), "--port", str(self.port),
                     "--dist-init-addr", f"127.0.0.1:{self.port + 1}", "--run-dir", f"{folder}/boxes/{number}", "--max-total-tokens", "4096",
-                    "--drain-timeout", "2", "--enable-faults", "--fault", "decode.crash:when=sequential"]  # fmt: skip
+                    "--drain-timeout", "2", "--enable-faults", "--enable-overlap-schedule",
+                    "--fault", "decode.crash:when=sequential"]  # fmt: skip
             nodes += (
                 f"[[deployment.d.node]]\nname = 'n{number}'\n[[deployment.d.node.service]]\nunit = 's{number}'\nranks = {ranks}\n"
                 f"run_dir = '{folder}/boxes/{number}'\nlog = '{folder}/log/{number}.log'\n"

@@ -75,7 +75,7 @@ async def send(client: httpx.AsyncClient, asked: dict[str, Any], rng: random.Ran
         return "left"
 
 
-@pytest.mark.parametrize("loop", [(), ("--disable-overlap-schedule",)], ids=["overlap", "sequential"])
+@pytest.mark.parametrize("loop", [("--enable-overlap-schedule",), ()], ids=["overlap", "sequential"])
 def test_all_are_answered_or_cleanly_refused_and_no_page_is_lost(model: Path, tmp_path: Path, loop: tuple[str, ...]) -> None:
     args = ("--max-total-tokens", "640", "--max-running-requests", "12", "--chunked-prefill-size", "64", "--context-length", "512",
             "--max-queued-requests", "150", "--speculative-algorithm", "NGRAM", *loop)  # fmt: skip

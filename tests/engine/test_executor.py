@@ -53,7 +53,7 @@ class Engine:
         self.scheduler = Scheduler(settings, self.executor, self.box, pages=256, context=512, grammar=self.grammar, send=self._take,
                                    log=lambda _line: None)  # fmt: skip
         self.inbox: list[Generate] = []
-        kind = SequentialLoop if settings.scheduler.disable_overlap_schedule else OverlapLoop
+        kind = OverlapLoop if settings.overlaps("cpu") else SequentialLoop
         self.loop = kind(self.scheduler, self._receive)
         self.ids: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
@@ -114,6 +114,7 @@ def ask(rid: str, ids: list[int], room: int = 40, *, regex: str = "", **sampling
                     sampling=Sampling(seed=5, max_tokens=room, **{"temperature": 0.0, "ignore_eos": not regex, **sampling}))  # fmt: skip
 
 
+OVERLAP = ("--enable-overlap-schedule",)
 DRAFTING = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
 
 
@@ -128,7 +129,7 @@ def test_drafts_change_when_tokens_come_and_never_which(
     assert sampling or drafted.box.counters["drafted_tokens"] > 0
 
 
-@pytest.mark.parametrize("args", [(), DRAFTING, ("--disable-overlap-schedule",), ("--disable-overlap-schedule", *DRAFTING)])
+@pytest.mark.parametrize("args", [OVERLAP, (*OVERLAP, *DRAFTING), (), DRAFTING])
 def test_constrained_text_matches_its_grammar_beside_free_requests(
     engine: Callable[..., Engine], tokenizer: Tokenizer, args: tuple[str, ...]
 ) -> None:
@@ -210,7 +211,7 @@ def test_a_retracted_constrained_request_goes_on_where_it_was(model: Path, tmp_p
 
 def test_preparation_of_the_next_batch_lies_inside_the_device_step(tmp_path: Path, tokenizer: Tokenizer) -> None:
     model = tiny_model(tmp_path / "wide", layers=8, hidden=512, heads=8, kv_heads=4)  # a step that takes milliseconds
-    one = Engine(model, tmp_path, parse(["--page-size", "8"]))
+    one = Engine(model, tmp_path, parse(["--page-size", "8", *OVERLAP]))
     one.answer(ask("a", tokenizer.encode("hello"), 40))
     one.close()
     events = read(one.box_path).events

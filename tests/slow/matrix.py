@@ -45,8 +45,7 @@ class Cell:
     def args(self) -> list[str]:
         found = ["--tp", str(self.tp), "--chunked-prefill-size", str(CHUNK) if self.prefill == "chunked" else "-1",
                  "--page-size", "8", "--max-total-tokens", "4096", "--grammar-backend", "none"]  # fmt: skip
-        if self.loop == "sequential":
-            found.append("--disable-overlap-schedule")
+        found.append("--enable-overlap-schedule" if self.loop == "overlap" else "--disable-overlap-schedule")
         if self.speculation == "ngram":
             found += ["--speculative-algorithm", "NGRAM"]
         return found

@@ -172,7 +172,7 @@ def ngram(bench: Bench) -> list[Pair]:
 
 def loops(bench: Bench) -> list[Pair]:
     """The overlapped loop against the sequential one: the faster should be the default on this kind of machine."""
-    return _two_servers(bench, "loops", ("overlap", ()), ("sequential", ("--disable-overlap-schedule",)),
+    return _two_servers(bench, "loops", ("overlap", ("--enable-overlap-schedule",)), ("sequential", ("--disable-overlap-schedule",)),
                         {"random": False}, bench.sizes.streams)  # fmt: skip
 
 
