@@ -26,7 +26,8 @@ WATCHDOG_S = 60
 STALL_S = 5.0
 _ENGINE = (sys.executable, "-m", "engine.cli", "serve")
 _GROUP = ("--tp", "3", "--nnodes", "2", "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4",
-          "--enable-overlap-schedule", "--context-length", "4096", "--max-total-tokens", "16384", "--watchdog-timeout", str(WATCHDOG_S), "--drain-timeout", "3",
+          "--enable-overlap-schedule", "--context-length", "4096", "--max-total-tokens", "16384",
+          "--watchdog-timeout", str(WATCHDOG_S), "--drain-timeout", "3",
           "--enable-faults", "--fault", "grammar.verify_desync", "--fault", "decode.crash:when=sequential")  # fmt: skip
 _FLEET = """# Written by `opsctl demo`: one deployment, two "nodes" on this machine.
 [deployment.{name}]
