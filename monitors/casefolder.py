@@ -17,15 +17,27 @@ from engine import blackbox
 from monitors import engines
 from monitors.engines import Dialect
 from monitors.judge.classify import classify
-from monitors.judge.scene import Cite, Clock, Gpu, Health, Log, Missing, Process, Scene, Stack
+from monitors.judge.scene import Answer, Cite, Client, Clock, Enqueued, Gpu, Health, Log, Missing, Process, Scene, Stack, Unit
 from monitors.judge.verdict import Verdict
-from monitors.observe import batchlog, gpu, metrics, process, stacks
+from monitors.observe import answers, batchlog, clients, collectives, dumps, gpu, metrics, process, stacks, units
 
-_STACK = re.compile(r"^pyspy-(?P<who>[A-Za-z0-9_]+?)(?:\.(?P<sample>[A-Za-z0-9]+))?\.(?P<form>txt|json)$")
+_STACK = re.compile(r"^(?P<tool>pyspy|gdb|faulthandler|stack)-(?P<who>[A-Za-z0-9_]+?)(?:\.(?P<sample>[A-Za-z0-9]+))?\.(?P<form>txt|json)$")
+_RECORDER = re.compile(r"^(?:fr|flight|nccl_trace_rank|recorder)[-_]?(?P<rank>\d+)?(?:\.(?:json|pickle|pkl|bin))?$")
+_SAMPLE = re.compile(r"\.t?(?P<sample>\d+)\.txt$")
 _HEALTH = re.compile(r"GET (?P<route>\S+) (?P<status>\d{3}|connection refused|no answer|timed? ?out)(?: (?P<seconds>[\d.]+))?")
 _MOST_BYTES = 256 << 20
 _OF_OURS = frozenset(
-    {"manifest.json", "verdict.json", "redactions.json", "fleet.toml", "suspicion.json", "launcher.json", "server_info.json"}
+    {
+        "manifest.json",
+        "verdict.json",
+        "redactions.json",
+        "fleet.toml",
+        "suspicion.json",
+        "launcher.json",
+        "server_info.json",
+        "report.html",
+        "report.md",
+    }
 )
 
 
@@ -38,11 +50,16 @@ class _Found:
     boxes: dict[int, blackbox.Snapshot] = field(default_factory=dict)
     cites: dict[int, Cite] = field(default_factory=dict)
     stacks: list[Stack] = field(default_factory=list)
+    printed: list[Stack] = field(default_factory=list)  # dumps that a watchdog wrote into a log
     gpus: list[Gpu] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
     health: list[Health] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
+    pages: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # metrics, by sample
+    enqueued: list[Enqueued] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
+    units: list[Unit] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     clocks: dict[int, Clock] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +82,7 @@ def read(folder: Path) -> Scene:
     for path in files:
         if path.name.startswith(".") or path.name in _OF_OURS:
             continue
-        reader = _reader(path.name)
+        reader = _reader(path)
         if reader is None:
             found.missing.append(Missing(path.name, "this file's name is not known; it was not read"))
             continue
@@ -73,8 +90,10 @@ def read(folder: Path) -> Scene:
             if path.stat().st_size > _MOST_BYTES:
                 raise ValueError(f"{path.stat().st_size} bytes are more than {_MOST_BYTES}")
             reader(path, dialect, found)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as error:
             found.missing.append(Missing(path.name, f"could not be read: {error}"))
+    _promote(found)
+    pages = [page for _, page in sorted(found.pages, key=lambda item: item[0])]
     found.missing.extend(_gaps(found))
     found.missing.extend(_manifest_gaps(folder))
     return Scene(
@@ -87,7 +106,12 @@ def read(folder: Path) -> Scene:
         processes=tuple(found.processes),
         logs=tuple(found.logs),
         health=tuple(found.health),
-        metrics=found.metrics,
+        metrics=pages[-1] if pages else {},
+        metrics_before=pages[0] if len(pages) > 1 else {},
+        enqueued=tuple(found.enqueued),
+        answers=tuple(found.answers),
+        clients=tuple(found.clients),
+        units=tuple(found.units),
         missing=tuple(found.missing),
         stalled_s=found.progress.get("stalled_s"),
         ended=bool(found.progress.get("ended")),
@@ -105,26 +129,25 @@ def detect(files: list[Path]) -> Dialect:
             continue
         with path.open("rb") as file:
             text = file.read(256 << 10).decode(errors="replace")
+        lines = [line[:2048] for line in text.splitlines()[:400]]
         for name in scores:
-            dialect = engines.load(name)
-            scores[name] += 3 * len(re.findall(rf"\b{name}\b", text.lower())) + len(re.findall(rf"\b{name}[:/]", text))
-            lines = [line[:2048] for line in text.splitlines()[:400]]
-            scores[name] += sum(
-                1 for line in lines if dialect.log.line.search(line) or any(n.pattern.search(line) for n in dialect.notices)
-            )
+            scores[name] += sum(1 for line in lines if engines.load(name).words.search(line))
     # The bundled engine's log has SGLang's form: only its own name tells them apart, and a tie goes to SGLang.
-    best = max(scores, key=lambda name: (scores[name], name == "sglang"))
-    return engines.load(best if scores[best] else "sglang")
+    best = max(scores, key=lambda name: (scores[name], name == "lastbatch" and scores[name] > 0, name == "sglang"))
+    return engines.load(best if scores[best] else "generic")
 
 
 _Reader = Callable[[Path, Dialect, _Found], None]
 
 
-def _reader(name: str) -> _Reader | None:
+def _reader(path: Path) -> _Reader | None:
+    name = path.name
     if name.endswith(".box"):
         return _box
     if _STACK.match(name):
         return _stack
+    if _RECORDER.match(name):
+        return _recorder
     return next((reader for pattern, reader in _READERS if re.match(pattern, name)), None)
 
 
@@ -138,16 +161,80 @@ def _stack(path: Path, _dialect: Dialect, found: _Found) -> None:
     name = _STACK.match(path.name)
     assert name is not None
     text = path.read_text(errors="replace")
-    sample = "" if name["sample"] in (None, "t0") else name["sample"]
-    make = stacks.from_json if name["form"] == "json" else stacks.from_text
-    stack = make(text, name["who"], path.name, sample=sample)
+    sample = "" if name["sample"] in (None, "t0", "0") else name["sample"]
+    if name["form"] == "json":
+        stack = stacks.from_json(text, name["who"], path.name, sample=sample)
+    elif dumps.looks_like_faulthandler(text):
+        stack = dumps.from_faulthandler(text, name["who"], path.name, sample=sample)
+    elif dumps.looks_like_gdb(text):
+        stack = dumps.from_gdb(text, name["who"], path.name, sample=sample or "native")
+    else:
+        stack = stacks.from_text(text, name["who"], path.name, sample=sample)
     if not stack.threads:
         raise ValueError("no thread in it")
     found.stacks.append(stack)
 
 
+def _promote(found: _Found) -> None:
+    """Where a process has no first sample, its native one (gdb) stands in for it; what a watchdog printed into a log
+    stands in where there is no file."""
+    known = {stack.who for stack in found.stacks}
+    found.stacks.extend(stack for stack in found.printed if stack.who not in known)
+    first = {stack.who for stack in found.stacks if not stack.sample}
+    for i, stack in enumerate(found.stacks):
+        if stack.who not in first:
+            first.add(stack.who)
+            found.stacks[i] = Stack(stack.who, stack.title, stack.pid, stack.threads)
+
+
 def _log(path: Path, dialect: Dialect, found: _Found) -> None:
-    found.logs.append(batchlog.read_text(path.read_bytes(), dialect, path.name))
+    data = path.read_bytes()
+    found.logs.append(batchlog.read_text(data, dialect, path.name))
+    if b"Process " in data:
+        found.printed.extend(dumps.embedded(data.decode(errors="replace"), dialect, path.name))
+
+
+def _recorder(path: Path, _dialect: Dialect, found: _Found) -> None:
+    name = _RECORDER.match(path.name)
+    rank = int(name["rank"]) if name and name["rank"] else None
+    found.enqueued.extend(collectives.recorder(path.read_bytes(), path.name, rank))
+
+
+def _summary(path: Path, _dialect: Dialect, found: _Found) -> None:
+    found.enqueued.extend(collectives.summary(path.read_text(errors="replace"), path.name))
+
+
+def _ras(path: Path, _dialect: Dialect, found: _Found) -> None:
+    said, note = collectives.ras(path.read_text(errors="replace"), path.name)
+    found.enqueued.extend(said)
+    if note:
+        found.missing.append(Missing(path.name, note))
+
+
+def _stream(path: Path, _dialect: Dialect, found: _Found) -> None:
+    found.answers.append(answers.from_sse(path.read_text(errors="replace"), path.name))
+
+
+def _response(path: Path, _dialect: Dialect, found: _Found) -> None:
+    text = path.read_text(errors="replace")
+    make = answers.from_sse if text.lstrip().startswith(("data:", "event:", ":")) else answers.from_json
+    found.answers.append(make(text, path.name))
+
+
+def _clients(path: Path, _dialect: Dialect, found: _Found) -> None:
+    found.clients.extend(clients.from_text(path.read_text(errors="replace"), path.name))
+
+
+def _unit(path: Path, _dialect: Dialect, found: _Found) -> None:
+    found.units.append(units.from_show(path.read_text(errors="replace"), path.name))
+
+
+def _attempts(path: Path, _dialect: Dialect, found: _Found) -> None:
+    found.units.append(units.from_attempts(path.read_text(errors="replace"), path.name))
+
+
+def _status(path: Path, dialect: Dialect, found: _Found) -> None:
+    found.processes.append(process.from_status(path.read_text(errors="replace"), dialect, path.name))
 
 
 def _journal(path: Path, dialect: Dialect, found: _Found) -> None:
@@ -168,7 +255,8 @@ def _processes(path: Path, dialect: Dialect, found: _Found) -> None:
 
 
 def _metrics(path: Path, _dialect: Dialect, found: _Found) -> None:
-    found.metrics.update(metrics.parse(path.read_text(errors="replace")))
+    sample = _SAMPLE.search(path.name)
+    found.pages.append((int(sample["sample"]) if sample else 0, metrics.parse(path.read_text(errors="replace"))))
 
 
 def _health(path: Path, _dialect: Dialect, found: _Found) -> None:
@@ -190,16 +278,25 @@ def _progress(path: Path, _dialect: Dialect, found: _Found) -> None:
 
 
 _READERS: tuple[tuple[str, _Reader], ...] = (
-    (r"server(?:\.[\w-]+)?\.log$", _log),
-    (r"events\.txt$", _log),
-    (r"journal(?:\.[\w-]+)?\.jsonl$", _journal),
-    (r"gpu\.csv$", _gpu_csv),
-    (r"nvidia-smi\.txt$", _gpu_table),
-    (r"(?:ps|top)\.txt$", _processes),
+    (r"proxy(?:\.[\w-]+)?\.(?:log|txt)$", _clients),
+    (r"(?:smoke|client|clients|canary)(?:\.[\w-]+)?\.(?:txt|csv|log)$", _clients),
+    (r"(?:events|dmesg|kernel|kubectl-[\w-]+|pod[\w-]*|describe[\w-]*)\.(?:txt|log)$", _log),
+    (r"journal(?:\.[\w-]+)?\.(?:jsonl|json)$", _journal),
+    (r"gpu(?:[.-][\w-]+)?\.csv$", _gpu_csv),
+    (r"(?:nvidia|rocm|npu)-smi(?:\.[\w-]+)?\.txt$", _gpu_table),
+    (r"(?:ps|top)(?:\.[\w-]+)?\.txt$", _processes),
+    (r"proc-status(?:[.-][\w-]+)?\.txt$", _status),
     (r"metrics(?:\.[\w-]+)?\.txt$", _metrics),
-    (r"health\.txt$", _health),
+    (r"health(?:\.[\w-]+)?\.txt$", _health),
+    (r"stream(?:[.-][\w-]+)?\.(?:sse|txt)$", _stream),
+    (r"response(?:[.-][\w-]+)?\.(?:json|txt)$", _response),
+    (r"systemctl-show(?:[.-][\w@-]+)?\.txt$", _unit),
+    (r"attempts\.csv$", _attempts),
+    (r"(?:nccl)?ras(?:\.[\w-]+)?\.(?:txt|json)$", _ras),
+    (r"(?:fr|flight|recorder)[-_]?summary\.csv$", _summary),
     (r"clocks\.json$", _clocks),
     (r"progress\.json$", _progress),
+    (r"[\w.-]+\.log$", _log),
 )
 
 

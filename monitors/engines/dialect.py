@@ -15,10 +15,13 @@ from typing import Any, Literal, get_args
 
 Mark = Literal[
     "grammar", "collective", "device_wait", "receive", "reply", "idle", "read", "callback", "compile", "driver",
+    "parse", "transfer", "step", "launch_callback", "barrier", "load",
 ]  # fmt: skip
 NoticeKind = Literal[
     "ready", "loading", "watchdog", "health_failed", "crash", "traceback", "peer_wait", "rpc_timeout",
     "collective_timeout", "recorder", "restart", "exit", "killed", "memory",
+    "desync", "enqueued", "retraction", "transfer_error", "grammar_error", "accepted", "finished", "compiling",
+    "device_lost", "network", "probe_refused", "orderly", "no_memory_free", "fallback", "leak", "native_frames",
 ]  # fmt: skip
 _SHARED = "libraries"
 
@@ -44,10 +47,12 @@ class NoticeRule:
 
 @dataclass(frozen=True)
 class LogGrammar:
-    """Batch lines. ``running``, ``waiting``, ``pending`` and ``throughput`` name keys of a line (or groups of the
+    """Batch lines, in any of the forms ``line``.
+
+    ``running``, ``waiting``, ``pending`` and ``throughput`` name keys of a line (or groups of the
     pattern) that are summed; with ``throughput`` a line shows progress only when that sum is above zero."""
 
-    line: re.Pattern[str]
+    line: tuple[re.Pattern[str], ...]
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     pending: tuple[str, ...]
@@ -56,9 +61,18 @@ class LogGrammar:
 
 @dataclass(frozen=True)
 class MetricNames:
+    """``progress`` are counters that only work moves; of them ``steps`` move with every step (the others may move only
+    when a request ends). ``accepted`` and ``answered`` count requests taken in and done with. ``lag_s``: the gauges may say
+    for so long that something runs when nothing does."""
+
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     progress: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
+    lag_s: float = 0.0
+    errors: tuple[str, ...] = ()  # counters of what should not happen: markup that leaked, answers that failed
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,7 @@ class Dialect:
     notices: tuple[NoticeRule, ...]
     frames: tuple[FrameRule, ...]
     black_box: bool = False
+    words: re.Pattern[str] = re.compile(r"(?!)")  # what only this engine's artefacts say
 
     def rank_of(self, title: str) -> int | None:
         """The tensor-parallel rank that a process title names; None for other processes. A worker without a
@@ -109,16 +124,26 @@ def load(name: str) -> Dialect:
         rank_title=reader.pattern("titles.rank"),
         member_title=reader.pattern("titles.member"),
         log=LogGrammar(
-            reader.pattern("log.line"),
+            reader.patterns("log.line"),
             *(reader.words(f"log.{key}") for key in ("running", "waiting", "pending", "throughput")),
         ),
-        metrics=MetricNames(*(reader.words(f"metrics.{key}") for key in ("running", "waiting", "progress"))),
+        metrics=MetricNames(
+            running=reader.words("metrics.running"),
+            waiting=reader.words("metrics.waiting"),
+            progress=reader.words("metrics.progress"),
+            steps=reader.words("metrics.steps"),
+            accepted=reader.words("metrics.accepted"),
+            answered=reader.words("metrics.answered"),
+            lag_s=float(reader.value("metrics.lag_s", 0.0)),
+            errors=reader.words("metrics.errors"),
+        ),
         health={str(k): str(v) for k, v in own.get("health", {}).items()},
         notices=tuple(_Reader(file, raw).notice(i) for file, raw in ((f"{name}.toml", own), (f"{_SHARED}.toml", shared))
                       for i in range(len(raw.get("notice", ())))),
         frames=tuple(_Reader(file, raw).frame(i) for file, raw in ((f"{name}.toml", own), (f"{_SHARED}.toml", shared))
                      for i in range(len(raw.get("frame", ())))),
         black_box=bool(own.get("black_box", False)),
+        words=reader.pattern("words"),
     )  # fmt: skip
 
 
@@ -152,6 +177,11 @@ class _Reader:
 
     def pattern(self, path: str) -> re.Pattern[str]:
         return self._compiled(path, self.text(path))
+
+    def patterns(self, path: str) -> tuple[re.Pattern[str], ...]:
+        """One pattern, or a list of them."""
+        found = self.value(path)
+        return tuple(self._compiled(path, str(text)) for text in (found if isinstance(found, list) else [found]))
 
     def frame(self, i: int) -> FrameRule:
         raw = self.raw["frame"][i]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monitors.judge import collectives
 from monitors.judge.finding import Finding, Findings
 from monitors.judge.findings import find
 from monitors.judge.scene import Missing, Scene
@@ -55,7 +56,7 @@ def _suspects(signature: Signature, found: Findings) -> tuple[str, ...]:
 
 
 def _missing(scene: Scene, signature: Signature, confidence: float) -> tuple[Missing, ...]:
-    gaps = list(scene.missing)
+    gaps = [*scene.missing, *collectives.missing(scene)]
     if signature.verdict in _ON_DEVICE:
         gaps.append(_KERNEL)
     if signature.decides and confidence < 0.8:

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.blackbox import DeviceState, Phase
-from monitors.judge import divergence, machine, service
+from engine.blackbox import DeviceState
+from monitors.judge import answer, collectives, divergence, machine, service, trends, work
 from monitors.judge.finding import Finding, Findings
-from monitors.judge.ranks import RankView, odd_ones, place, views
+from monitors.judge.ranks import RankView, odd_ones, place, told, views
 from monitors.judge.scene import Cite, Scene
-from monitors.judge.stands import BUSY, ELSEWHERE, WAITING, Standing, stand_of
-
-# Without a monitor's own word, a held request whose ranks have given nothing for this long stands still. On-demand
-# captures of a working server must not read as a hang, and a step of a large prefill takes seconds.
-_STILL_S = 10.0
+from monitors.judge.stands import BUSY, COMPUTING, ELSEWHERE, WAITING, Standing, stand_of
 
 
 def find(scene: Scene) -> Findings:
@@ -24,51 +20,21 @@ def find(scene: Scene) -> Findings:
     found: Findings = {}
     ranks = views(scene)
     for part in (
-        _work(scene),
+        work.find(scene),
         _stacks(scene, ranks),
         _boxes(scene, ranks),
+        collectives.find(scene, ranks),
         machine.processes(scene, ranks),
         machine.gpus(scene),
         service.log(scene),
+        service.ends(scene),
         service.health(scene),
+        trends.find(scene),
+        answer.find(scene),
     ):
         for name, finding in part:
             found.setdefault(name, finding)
     return found
-
-
-def _work(scene: Scene) -> Iterator[tuple[str, Finding]]:
-    """Is work held, and does it move?"""
-    if scene.stalled_s is not None:
-        yield "no_progress", Finding(f"work was held and nothing progressed for {scene.stalled_s:.1f} s", Cite("progress.json"))
-    if scene.ended:
-        yield "ended", Finding("the monitor saw the server's processes end without an ordered shutdown", Cite("progress.json"))
-    if scene.ends > 1:
-        yield "ends_repeat", Finding(f"{scene.ends} invocations ended so, one after another", Cite("progress.json"))
-    leaders = [box for box in scene.boxes.values() if box.header.tp == 0] or list(scene.boxes.values())
-    if leaders:
-        held = sum(max(box.host.held, box.host.running + box.host.waiting) for box in leaders)
-        cite = scene.box_cites.get(leaders[0].header.rank, Cite(f"rank-{leaders[0].header.rank}.box"))
-        if held:
-            yield "work_held", Finding(f"{held} requests are received and not answered", cite)
-        else:
-            yield "nothing_held", Finding("no request is held", cite)
-        loading = [box for box in scene.boxes.values() if box.host.phase in (Phase.load, Phase.capture)]
-        if loading:
-            yield "loading", Finding(f"{len(loading)} of {len(scene.boxes)} ranks are loading", cite)
-        moved = [max(box.host.progress_ns, box.device.mono_ns) for box in scene.boxes.values()]
-        ages = [(scene.clocks[rank].mono_ns - ns) / 1e9 for rank, ns in zip(scene.boxes, moved, strict=True) if rank in scene.clocks]
-        if ages and held and scene.stalled_s is None:
-            quiet = min(ages)
-            name = "no_progress" if quiet >= _STILL_S else "progress"
-            yield name, Finding(f"the last result of a batch or move of a stream was {quiet:.1f} s before the black box was read", cite)
-        return
-    names = scene.dialect.metrics
-    running, waiting = (sum(scene.metrics.get(key, 0.0) for key in keys) for keys in (names.running, names.waiting))
-    if running + waiting > 0:
-        yield "work_held", Finding(f"the gauges say {running:.0f} running and {waiting:.0f} waiting", Cite("metrics.txt"))
-    elif any(key in scene.metrics for key in names.running):
-        yield "gauges_zero", Finding("the gauges say that nothing runs or waits", Cite("metrics.txt"))
 
 
 def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Finding]]:
@@ -76,6 +42,12 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
     if not placed:
         return
     first = placed[0]
+    if len(placed) > 1:
+        yield "groups", Finding(f"stacks by where they stand: {told(placed)}", first.cite)
+    steps = tuple(r for r in placed if r.main and "step" in r.main.marks)
+    if steps:
+        yield "in_step", Finding(f"{steps[0].name()} is inside a step, so it holds work", steps[0].cite)
+    yield from _locks(scene, placed)
     callbacks = tuple(r for r in placed if r.standing is Standing.host_callback)
     if callbacks:
         yield "callback", Finding(f"{callbacks[0].name()}: {callbacks[0].text}", callbacks[0].cite, callbacks)
@@ -100,9 +72,25 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
     if busy and len(busy) < len(placed):
         yield "odd_busy", Finding(f"{busy[0].name()} is busy while the others wait: {busy[0].text}", busy[0].cite, busy)
     rest = [r for r in placed if r.standing in ELSEWHERE]
-    if len(rest) == len(placed):
+    # Who waits for a worker's reply has given work away: it says nothing of where that work stands.
+    if len(rest) == len(placed) and any(r.standing is not Standing.reply for r in rest):
         yield "all_at_rest", Finding(f"all {len(placed)} ranks wait for work: {first.text}", first.cite)
     working = tuple(r for r in placed if r not in rest)
+    transfers = tuple(r for r in placed if r.standing is Standing.transfer)
+    if transfers and len(transfers) + len(rest) == len(placed):
+        yield (
+            "all_at_transfer",
+            Finding(f"no rank is in a step, {transfers[0].name()} is {transfers[0].text}", transfers[0].cite, transfers),
+        )
+    grammar = tuple(r for r in placed if r.standing is Standing.grammar or (r.main and "grammar" in r.main.marks))
+    if grammar:
+        yield "in_grammar", Finding(f"{grammar[0].name()} is in grammar code: {grammar[0].text}", grammar[0].cite, grammar)
+    loads = [r for r in placed if r.main and "load" in r.main.marks]
+    if len(loads) == len(placed):
+        yield "stacks_load", Finding(f"every stack is inside the loading of the model: {first.text}", first.cite)
+    computing = tuple(r for r in placed if r.standing in COMPUTING and r.standing is not Standing.host)
+    if computing and not callbacks:
+        yield "computing", Finding(f"{computing[0].name()} computes on the host: {computing[0].text}", computing[0].cite, computing)
     if working and not waiting and not busy:
         text = f"{working[0].name()} is on the host and no rank waits on the device: {working[0].text}"
         yield "host_busy", Finding(text, working[0].cite, working)
@@ -121,6 +109,19 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
         yield "frames_move" if better else "stacks_move", Finding(text, moving[0].cite, moving)
     elif turned:
         yield "stacks_still", Finding("the later sample shows the same lines on every rank that is not waiting for work", first.cite)
+
+
+def _locks(scene: Scene, placed: list[RankView]) -> Iterator[tuple[str, Finding]]:
+    """The interpreter's lock is held by a thread inside the driver while a callback waits for it: a circle."""
+    for stack in scene.stacks:
+        holders = [t for t in stack.threads if t.gil and {"launch_callback", "driver", "device_wait"} & stand_of(t, scene.dialect).marks]
+        waiters = [t for t in stack.threads if not t.gil and stand_of(t, scene.dialect).standing is Standing.host_callback]
+        if holders and waiters:
+            who = tuple(r for r in placed if r.who == stack.who)
+            stand = stand_of(holders[0], scene.dialect)
+            text = f"the thread that holds the interpreter's lock is inside the driver ({stand.where}) while a host callback waits"
+            yield "lock_circle", Finding(text, stand.cite, who)
+            return
 
 
 def _boxes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Finding]]:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from monitors.judge.finding import Finding
 from monitors.judge.ranks import RankView
-from monitors.judge.scene import SIMULATED, Gpu, Scene
+from monitors.judge.scene import SIMULATED, Gpu, Process, Scene
+
+_HOT_CPU = 90.0
 
 
 def processes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Finding]]:
@@ -18,31 +20,57 @@ def processes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, 
         if p.state == "D":
             where = f", waiting in {p.wchan}" if p.wchan and p.wchan != "0" else ""
             yield "uninterruptible", Finding(f"process {p.pid} ({p.title}) is in an uninterruptible sleep (state D){where}", p.cite)
+    members = [p for p in scene.processes if scene.dialect.member_title.match(p.title)]
+    dead = [p for p in members if p.state in ("Z", "X") and p.rank is None]
+    if dead:
+        yield (
+            "member_gone",
+            Finding(f"process {dead[0].pid} ({dead[0].title}) has ended and its living parent has not noticed", dead[0].cite),
+        )
+    titles: dict[str, list[Process]] = {}
+    for p in members:
+        if p.rank is not None and p.state not in ("Z", "X", "gone"):
+            titles.setdefault(f"{p.node} {p.title}", []).append(p)
+    for same in titles.values():
+        orphans = [p for p in same if p.ppid == 1]
+        if len(same) > 1 and orphans and len(orphans) < len(same):
+            text = f"process {orphans[0].pid} ({orphans[0].title}) of an earlier start lives on beside its successor, without its parent"
+            yield "orphan", Finding(text, orphans[0].cite)
+    hot = [p for p in members if (p.cpu_percent or 0) >= _HOT_CPU and p.state not in ("Z", "T")]
+    if hot:
+        yield "cpu_hot", Finding(f"process {hot[0].pid} ({hot[0].title}) keeps a core at {hot[0].cpu_percent:.0f} %", hot[0].cite)
     gone = [r for r in ranks if r.gone]
     if gone:
         assert gone[0].process is not None
         yield "rank_gone", Finding(f"{', '.join(r.name() for r in gone)}: the process has ended", gone[0].process.cite, tuple(gone))
     alive = [r for r in ranks if r.process and not r.gone]
-    if alive and not gone:
+    if alive and not gone and not dead:
         assert alive[0].process is not None
         yield "ranks_alive", Finding(f"all {len(alive)} rank processes are alive", alive[0].process.cite)
 
 
 def gpus(scene: Scene) -> Iterator[tuple[str, Finding]]:
     found = scene.gpus
-    spinning, idle = [g for g in found if g.spinning], [g for g in found if g.idle]
+    spinning, idle, hot = [g for g in found if g.spinning], [g for g in found if g.idle], [g for g in found if g.hot]
+    working = [g for g in found if g.working]
 
     def say(which: list[Gpu], what: str) -> Finding:
         return Finding(f"{describe(which)}: {what}", which[0].cite)
 
     if found and len(spinning) == len(found):
-        yield "gpus_spin", say(spinning, "busy by utilisation and far below the power cap, as a kernel that waits")
-    elif spinning and len(spinning) + len(idle) == len(found):
-        yield "gpus_split", Finding(f"{describe(spinning)} while {describe(idle)}", spinning[0].cite)
+        low = "busy by utilisation and far below the power cap" if spinning[0].limit_w else "busy by utilisation at the power of a wait"
+        yield "gpus_spin", say(spinning, f"{low}, as a kernel that waits")
+    elif hot and idle and len(hot) + len(idle) == len(found) and not working:
+        yield "gpus_split", Finding(f"{describe(hot)} while {describe(idle)}", hot[0].cite)
     elif found and len(idle) == len(found):
         yield "gpus_idle", say(idle, "no work on any")
+    elif working:
+        yield "gpus_work", say(working, "busy at the power of real work")
+    elif hot and len(hot) == len(found):
+        told = "its power says neither work nor a wait" if hot[0].power_w is not None else "no power reading tells work from a wait"
+        yield "gpus_hot", say(hot, f"busy by utilisation; {told}")
     elif found:
-        yield "gpus_work", say(list(found), "at least one is neither idle nor spinning")
+        yield "gpus_mixed", say(list(found), "neither idle nor spinning")
 
 
 def describe(gpus: Sequence[Gpu]) -> str:

@@ -14,6 +14,7 @@ from engine.blackbox import DeviceState, Phase, Snapshot
 from monitors.judge.scene import Cite, Process, Scene, Stack
 from monitors.judge.stands import ELSEWHERE, WAITING, Stand, Standing, stand_of
 
+_FRONT = frozenset({"api", "apiserver", "server", "frontend", "router", "tokenizer", "detokenizer", "parent", "launcher"})
 _HOST_PHASES = frozenset({Phase.schedule, Phase.grammar, Phase.launch, Phase.results})
 
 
@@ -33,8 +34,16 @@ class RankView:
     still: bool | None = None
     stopped: bool = False
     gone: bool = False
+    pid: int = 0
+
+    @staticmethod
+    def named(rank: int) -> RankView:
+        """A rank of which only its number is known."""
+        return RankView(str(rank), Standing.unknown, "told by another's record only", Cite(""))
 
     def name(self) -> str:
+        if not self.who.isdigit():
+            return f"process {self.who}" + (f" (pid {self.pid})" if self.pid else "")
         notes = [f"pid {self.process.pid}"] if self.process else [f"pid {self.box.header.pid}"] if self.box else []
         if self.process and self.process.node:
             notes.append(f"node {self.process.node}")
@@ -42,15 +51,22 @@ class RankView:
 
 
 def views(scene: Scene) -> tuple[RankView, ...]:
-    """The ranks in order. A process that is no rank (an engine core, an API server) has no view."""
+    """The ranks in order. A process that is no rank (an engine core, an API server) has no view, unless no rank has
+    one: then what computes in one process is that process."""
     by_rank = {stack.who: stack for stack in scene.stacks if not stack.sample and stack.who.isdigit()}
     processes = {str(p.rank): p for p in scene.processes if p.rank is not None}
     known = sorted({*by_rank, *map(str, scene.boxes), *processes}, key=int)
+    if not by_rank and not scene.boxes:
+        alone = {s.who: s for s in scene.stacks if not s.sample and not s.who.isdigit() and s.who.lower() not in _FRONT}
+        return tuple(_view(scene, who, stack, None, None) for who, stack in alone.items()) or tuple(
+            _view(scene, who, None, None, processes[who]) for who in known
+        )
     return tuple(_view(scene, who, by_rank.get(who), scene.boxes.get(int(who)), processes.get(who)) for who in known)
 
 
 def _view(scene: Scene, who: str, stack: Stack | None, box: Snapshot | None, process: Process | None) -> RankView:
     main = stand_of(stack.main, scene.dialect) if stack and stack.main else None
+    pid = stack.pid if stack else 0
     stream = _stream(scene, stack)
     native = next((s for s in scene.stacks if s.who == who and s.sample == "native"), None)
     stream = _stream(scene, native) or stream if stream is None else stream
@@ -60,7 +76,7 @@ def _view(scene: Scene, who: str, stack: Stack | None, box: Snapshot | None, pro
         assert process is not None
         text, cite = f"process {process.pid} is stopped (state T)", process.cite
     stopped, gone = state in ("T", "t"), state in ("gone", "Z", "X")
-    return RankView(who, standing, text, cite, main, stream, box, process, _still(scene, who, stack), stopped, gone)
+    return RankView(who, standing, text, cite, main, stream, box, process, _still(scene, who, stack), stopped, gone, pid)
 
 
 def _stream(scene: Scene, stack: Stack | None) -> Stand | None:
@@ -138,3 +154,21 @@ def place(rank: RankView) -> tuple[str, Hashable]:
     if rank.standing is Standing.collective and rank.main:
         return "waiting", rank.main.site
     return rank.standing.name, ()
+
+
+def grouped(ranks: Sequence[RankView]) -> tuple[tuple[str, tuple[RankView, ...]], ...]:
+    """The ranks by where they stand, largest group first; each with the words of its first rank."""
+    groups: dict[tuple[str, Hashable], list[RankView]] = {}
+    for rank in ranks:
+        groups.setdefault(place(rank), []).append(rank)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    return tuple((members[0].text, tuple(members)) for members in ordered)
+
+
+def told(ranks: Sequence[RankView]) -> str:
+    """The groups in one phrase: the majority's place is the scene, who stands elsewhere is named."""
+    parts = []
+    for text, members in grouped(ranks):
+        names = ", ".join(member.who for member in members[:8]) + (", ..." if len(members) > 8 else "")
+        parts.append(f"{len(members)} of {len(ranks)} (rank{'s' if len(members) > 1 else ''} {names}): {text}")
+    return "; ".join(parts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine.blackbox import Snapshot
 from monitors.engines import Dialect
 from monitors.engines.dialect import NoticeKind
+from monitors.judge.moment import Moment
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Stack:
 
 
 SIMULATED = "simulated"  # the source of a reading that was derived from a black box, and of nothing else
+_BUSY_PERCENT = 95
+_WAITS_BELOW = 0.55  # of the power cap: a kernel that spins draws less than one that works
+_WORKS_ABOVE = 0.7
+_WAITS_BELOW_W, _WORKS_ABOVE_W = 30.0, 200.0  # where no cap is known: what no part does at work, what none does in a spin
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,24 @@ class Gpu:
     cite: Cite = Cite("")
 
     @property
+    def hot(self) -> bool:
+        """Busy by utilisation, which a kernel that spins is too."""
+        return self.util is not None and self.util >= _BUSY_PERCENT
+
+    @property
     def spinning(self) -> bool:
-        """Busy by utilisation and far below its power cap: a kernel waits for something. Needs a power reading."""
-        return (
-            self.util is not None
-            and self.util >= 95
-            and self.power_w is not None
-            and bool(self.limit_w)
-            and self.power_w < 0.55 * (self.limit_w or 0)
-        )
+        """Busy by utilisation and far below its power cap: a kernel waits for something. Needs a power reading;
+        absolute watts are the fallback where no cap is known."""
+        if not self.hot or self.power_w is None:
+            return False
+        return self.power_w < (_WAITS_BELOW * self.limit_w if self.limit_w else _WAITS_BELOW_W)
+
+    @property
+    def working(self) -> bool:
+        """Busy by utilisation and near its power cap: whatever is slow, it computes."""
+        if not self.hot or self.power_w is None:
+            return False
+        return self.power_w > (_WORKS_ABOVE * self.limit_w if self.limit_w else _WORKS_ABOVE_W)
 
     @property
     def idle(self) -> bool:
@@ -115,7 +129,8 @@ class Process:
 
 @dataclass(frozen=True)
 class BatchLine:
-    """``progress`` is false for a line that a timer printed with nothing done (vLLM's all-zero line)."""
+    """``progress`` is false for a line that a timer printed with nothing done (vLLM's all-zero line). ``values`` are
+    the line's numbers by key; ``who`` tells engines and ranks of one log apart."""
 
     kind: str
     stamp: str
@@ -124,6 +139,9 @@ class BatchLine:
     pending: float | None
     progress: bool
     cite: Cite = Cite("")
+    moment: Moment | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    who: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,6 +152,28 @@ class Notice:
     text: str
     fields: Mapping[str, str]
     invocation: str = ""
+    cite: Cite = Cite("")
+    moment: Moment | None = None
+
+
+@dataclass(frozen=True)
+class Access:
+    """A line of an access log. For a streamed answer it is written when the headers go out: it is no progress."""
+
+    method: str
+    route: str
+    status: int
+    cite: Cite = Cite("")
+    moment: Moment | None = None
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The same words again and again at the end of a log. ``per_s`` is None where the lines carry no time."""
+
+    text: str
+    count: int
+    per_s: float | None
     cite: Cite = Cite("")
 
 
@@ -150,7 +190,7 @@ class Traceback:
 
 @dataclass(frozen=True)
 class Log:
-    """One log in order. ``after`` counts lines after the last batch line with progress."""
+    """One log in order of time. ``role`` is what its name says of its server (prefill, decode, proxy) or empty."""
 
     artefact: str
     batches: tuple[BatchLine, ...] = ()
@@ -159,6 +199,10 @@ class Log:
     starts: tuple[str, ...] = ()  # invocations in order of appearance
     lines: int = 0
     skipped: int = 0
+    accesses: tuple[Access, ...] = ()
+    repeat: Repeat | None = None
+    last: Moment | None = None  # the time of the last line that has one
+    role: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,6 +219,56 @@ class Clock:
 
     mono_ns: int
     unix_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Enqueued:
+    """What one rank says of the collectives of one group: a flight recorder, RAS or a watchdog's line. ``seq`` and
+    ``op`` are of the one it stands in (or the last), ``size`` as text; counts are None where not told."""
+
+    rank: int
+    seq: int
+    op: str = ""
+    size: str = ""
+    state: str = ""  # scheduled | started | completed, empty when not told
+    completed: int | None = None
+    group: str = ""
+    source: str = ""  # recorder | ras | watchdog
+    cite: Cite = Cite("")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request was answered with: texts by channel (``content``, ``reasoning``, ``arguments``), joined over
+    the chunks of a stream, each with the line of its first chunk."""
+
+    texts: Mapping[str, str]
+    lines: Mapping[str, int]
+    tool_calls: int = 0
+    finish: str = ""
+    model: str = ""
+    fingerprint: str = ""
+    tokens: int | None = None
+    ended: bool = True  # false for a stream that stops without its last word
+    cite: Cite = Cite("")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A line in which a client, a proxy or a smoke test says how its requests fared."""
+
+    what: str  # timeout | ok | fallback
+    text: str
+    cite: Cite = Cite("")
+    moment: Moment | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A service as its manager shows it (``systemctl show``, a pod's status), by key."""
+
+    values: Mapping[str, str]
+    cites: Mapping[str, Cite]
 
 
 @dataclass(frozen=True)
@@ -195,6 +289,11 @@ class Scene:
     stalled_s: float | None = None  # set by the monitor that saw the stall; None when only the files speak
     ended: bool = False  # the monitor saw a rank's process end
     ends: int = 0  # how many invocations it saw end so, one after another
+    metrics_before: Mapping[str, float] = field(default_factory=dict)  # an earlier sample of the same page
+    enqueued: tuple[Enqueued, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    clients: tuple[Client, ...] = ()
+    units: tuple[Unit, ...] = ()
 
     def notices(self, kind: NoticeKind) -> list[Notice]:
         return [notice for log in self.logs for notice in log.notices if notice.kind == kind]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from monitors.engines.dialect import NoticeKind
 from monitors.judge.finding import Finding
-from monitors.judge.scene import Log, Scene
+from monitors.judge.scene import Cite, Log, Scene
 
-_KINDS: tuple[NoticeKind, ...] = ("watchdog", "peer_wait", "rpc_timeout", "health_failed", "memory", "killed", "crash", "exit")
+_KINDS: tuple[NoticeKind, ...] = (
+    "watchdog", "peer_wait", "rpc_timeout", "health_failed", "memory", "killed", "crash", "exit", "retraction", "transfer_error",
+    "grammar_error", "compiling", "device_lost", "network", "probe_refused", "fallback", "native_frames", "orderly", "no_memory_free",
+)  # fmt: skip
+_SURVIVABLE = frozenset({"crash", "native_frames", "memory", "killed", "device_lost"})
+_HEALTH_ROUTES = ("/health", "/healthz", "/ping", "/v1/models", "/health_generate", "/readyz", "/livez", "/api/ps", "/health/ready")
+_STILL_SAYS = 400  # an access line's status from here on is a refusal
 
 
 def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
@@ -21,53 +27,104 @@ def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
             if held > 0 and not last.progress:
                 yield "idle_line_with_work", Finding(f"the last statistics line has no throughput and {held:.0f} requests", last.cite)
             if held > 0:
-                yield "batches_end_with_work", Finding(f"the last batch line holds {held:.0f} requests", last.cite)
+                at = f" ({last.moment})" if last.moment else ""
+                yield "batches_end_with_work", Finding(f"the last batch line{at} holds {held:.0f} requests", last.cite)
             trouble = [n for n in one.notices if n.kind in ("health_failed", "peer_wait")]
             if trouble and last.progress and last.cite.line > trouble[-1].cite.line:
                 yield "batches_go_on", Finding("batch lines with progress follow the complaint", last.cite)
         ready = [n.cite.line for n in one.notices if n.kind == "ready"]
         loads = [n for n in one.notices if n.kind == "loading"]
-        if loads and not one.batches and (not ready or loads[-1].cite.line > ready[-1]):
+        worked = [line for line in one.batches if line.progress and line.running > 0]
+        if loads and (not ready or loads[-1].cite.line > ready[-1]) and (not worked or worked[-1].cite.line < loads[-1].cite.line):
             yield "loading", Finding(f"loading and not yet ready: {loads[-1].text[:120]}", loads[-1].cite)
+        if one.repeat is not None:
+            often = f", {one.repeat.per_s:.0f} a second" if one.repeat.per_s else ""
+            yield (
+                "log_spins",
+                Finding(f"the log ends in the same words {one.repeat.count} times{often}: {one.repeat.text[:120]}", one.repeat.cite),
+            )
     current = [_life(one) for one in scene.logs]
     for kind in _KINDS:
         notices = [notice for one in current for notice in one.notices if notice.kind == kind]
         if notices:
             times = f" ({len(notices)} times)" if len(notices) > 1 else ""
-            yield kind, Finding(f"log: {notices[-1].text[:200]}{times}", notices[-1].cite)
-    timeouts = scene.notices("collective_timeout")
-    if len(timeouts) > 1:
-        entered = {(n.fields["seq"], n.fields["op"], n.fields["numel"]) for n in timeouts}
-        name = "timeouts_differ" if len(entered) > 1 else "timeouts_equal"
-        sides = "; ".join(
-            f"rank {n.fields['rank']} {n.fields['op']} {n.fields['seq']} with {n.fields['numel']} elements" for n in timeouts[:4]
-        )
-        yield name, Finding(f"collectives timed out: {sides}", timeouts[0].cite)
-    recorded = scene.notices("recorder")
-    if len(recorded) > 1 and len({n.fields["seq"] for n in recorded}) == 1:
-        yield "enqueued_equal", Finding(f"every rank has enqueued {recorded[0].fields['seq']} collectives", recorded[0].cite)
+            lived = kind in _SURVIVABLE and _survived(scene, notices[-1].cite)
+            yield f"{kind}_survived" if lived else kind, Finding(f"log: {notices[-1].text[:200]}{times}", notices[-1].cite)
 
 
 def health(scene: Scene) -> Iterator[tuple[str, Finding]]:
+    """What health routes say, as a monitor asked them or as an access log has it."""
     ok = [h for h in scene.health if h.status == 200]
     bad = [h for h in scene.health if h.status != 200]
     if ok and not bad:
         yield "health_ok", Finding(f"GET {ok[-1].route} says 200 all the same", ok[-1].cite)
     if bad:
         yield "health_down", Finding(f"GET {bad[-1].route} says {bad[-1].status or 'nothing'}", bad[-1].cite)
+    if not scene.health:
+        seen = [access for one in scene.logs for access in one.accesses if access.route in _HEALTH_ROUTES]
+        if seen and seen[-1].status == 200:
+            yield "health_ok", Finding(f"{seen[-1].method} {seen[-1].route} is answered with 200 in the log", seen[-1].cite)
+        elif seen and seen[-1].status >= _STILL_SAYS:
+            yield "health_down", Finding(f"{seen[-1].method} {seen[-1].route} is answered with {seen[-1].status}", seen[-1].cite)
+
+
+def ends(scene: Scene) -> Iterator[tuple[str, Finding]]:
+    """Restarts, exits and the exceptions before them."""
     restarts = scene.notices("restart")
     if restarts:
         last = restarts[-1]
-        name = "restarts" if int(last.fields.get("count", "1")) >= 2 or len(restarts) >= 2 else "restart"
-        yield name, Finding(f"service manager: {last.text[:160]}", last.cite)
+        counts = [int(n.fields["count"][:9]) for n in restarts if n.fields.get("count")]
+        many = max(counts, default=1) >= 2 or len(restarts) >= 2 or "too quickly" in last.text
+        name = "restarts" if many else "restart"
+        starts = [one.starts for one in scene.logs if len(one.starts) > 1]
+        lives = (
+            f"; {len(starts[0])} invocations in the journal, the first automatic restart at line {restarts[0].cite.line}" if starts else ""
+        )
+        yield name, Finding(f"service manager: {last.text[:160]}{lives}", last.cite)
+    yield from _units(scene)
     tracebacks = [t for one in scene.logs for t in _life(one).tracebacks]
     if tracebacks:
         last_one = tracebacks[-1]
-        what = f"{last_one.kind}: {last_one.message}" if last_one.kind else "the exception's own line is cut off"
-        yield "traceback", Finding(f"traceback: {what}", last_one.cite)
+        what = f"{last_one.kind}: {last_one.message}" if last_one.kind else "the log is cut before the exception's own line"
+        name = "traceback_survived" if _survived(scene, last_one.cite) else "traceback"
+        yield name, Finding(f"traceback: {what}\n{last_one.text}", last_one.cite)
         alike = {t.invocation for t in tracebacks if t.invocation and (t.kind, t.message) == (last_one.kind, last_one.message)}
         if len(alike) > 1:
             yield "traceback_repeats", Finding(f"{len(alike)} invocations ended in the same {last_one.kind or 'exception'}", last_one.cite)
+
+
+def _units(scene: Scene) -> Iterator[tuple[str, Finding]]:
+    for unit in scene.units:
+        values, cites = unit.values, unit.cites
+
+        def cite(key: str, cites: Mapping[str, Cite] = cites) -> Cite:
+            return cites.get(key, Cite("systemctl-show.txt"))
+
+        restarts = values.get("NRestarts", "0")
+        if restarts.isdigit() and int(restarts[:9]) >= 2:
+            yield "restarts", Finding(f"the service manager has restarted the unit {restarts} times", cite("NRestarts"))
+        attempts = values.get("FailedAttempts", "0")
+        if attempts.isdigit() and int(attempts[:9]) >= 2:
+            yield "restarts", Finding(f"{attempts} attempts ended, the last with status {values.get('LastExit')}", cite("FailedAttempts"))
+        result = values.get("Result", "")
+        if result == "oom-kill":
+            yield "memory", Finding("the unit's result is oom-kill", cite("Result"))
+        elif result == "start-limit-hit":
+            yield "restarts", Finding("the unit was restarted until its start limit", cite("Result"))
+        elif result == "watchdog":
+            yield "watchdog", Finding("the service manager's watchdog ended the unit", cite("Result"))
+        elif result in ("signal", "core-dump", "exit-code"):
+            yield "exit", Finding(f"the unit's result is {result}", cite("Result"))
+        state = values.get("ActiveState", "")
+        if state in ("failed", "inactive"):
+            text = f"the unit is {state} ({values.get('SubState', '')}), its last exit status {values.get('ExecMainStatus', 'not told')}"
+            yield "unit_down", Finding(text, cite("ActiveState"))
+
+
+def _survived(scene: Scene, cite: Cite) -> bool:
+    """Whether batches went on in the same log behind a line that looks like an end."""
+    return any(sum(1 for line in one.batches if line.progress and line.cite.line > cite.line) >= 2 for one in scene.logs
+               if one.artefact == cite.artefact)  # fmt: skip
 
 
 def _life(one: Log) -> Log:

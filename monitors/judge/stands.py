@@ -18,6 +18,11 @@ class Standing(enum.StrEnum):
     grammar_barrier = "at the grammar barrier"
     collective = "in a collective"
     device_wait = "waiting for the device"
+    barrier = "at a barrier of the start-up"
+    transfer = "at the KV transfer's queue"
+    grammar = "in grammar code on the host"
+    parse = "tokenising or parsing text"
+    load = "loading"
     compile = "compiling"
     reply = "waiting for a worker's reply"
     receive = "waiting for work"
@@ -33,18 +38,28 @@ _MEANING: tuple[tuple[frozenset[str], Standing], ...] = (
     (frozenset({"device_wait", "grammar"}), Standing.grammar_barrier),
     # A collective by which requests are handed out is a wait for work, whatever library call it is made of.
     (frozenset({"collective", "receive"}), Standing.receive),
+    (frozenset({"barrier"}), Standing.barrier),
     (frozenset({"collective"}), Standing.collective),
     (frozenset({"device_wait"}), Standing.device_wait),
     (frozenset({"compile"}), Standing.compile),
+    (frozenset({"parse"}), Standing.parse),
+    (frozenset({"grammar"}), Standing.grammar),
     (frozenset({"reply"}), Standing.reply),
     (frozenset({"receive"}), Standing.receive),
     (frozenset({"idle"}), Standing.idle),
+    (frozenset({"transfer"}), Standing.transfer),
+    (frozenset({"launch_callback"}), Standing.driver),
     (frozenset({"driver"}), Standing.driver),
     (frozenset({"read"}), Standing.read),
+    (frozenset({"load"}), Standing.load),
 )
-WAITING = frozenset({Standing.grammar_barrier, Standing.collective, Standing.device_wait})
+WAITING = frozenset({Standing.grammar_barrier, Standing.collective, Standing.device_wait, Standing.barrier})
 ELSEWHERE = frozenset({Standing.receive, Standing.idle, Standing.reply})
-BUSY = frozenset({Standing.compile, Standing.driver, Standing.read, Standing.host})
+BUSY = frozenset(
+    {Standing.compile, Standing.driver, Standing.read, Standing.host, Standing.grammar, Standing.parse, Standing.load, Standing.transfer}
+)
+# What keeps a thread's processor busy whether or not anything comes of it.
+COMPUTING = frozenset({Standing.compile, Standing.host, Standing.grammar, Standing.parse})
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class Stand:
     where: str
     cite: Cite
     site: tuple[tuple[str, int], ...] = ()
+    marks: frozenset[str] = frozenset()
 
 
 def stand_of(thread: Thread, dialect: Dialect) -> Stand:
@@ -70,9 +86,9 @@ def stand_of(thread: Thread, dialect: Dialect) -> Stand:
             first, last = thread.frames[here[0]], thread.frames[here[-1]]
             # Frames inside the call itself (its retry loop, its poll) differ from moment to moment; those outside do not.
             site = tuple((_name(frame), frame.line) for frame in thread.frames[here[-1] + 1 :])
-            return Stand(standing, _where(first, last), first.cite, ((_name(last), 0), *site))
+            return Stand(standing, _where(first, last), first.cite, ((_name(last), 0), *site), frozenset(marks))
     top = thread.frames[0]
-    return Stand(Standing.host, _where(top, top), top.cite, tuple((_name(frame), frame.line) for frame in thread.frames))
+    return Stand(Standing.host, _where(top, top), top.cite, tuple((_name(frame), frame.line) for frame in thread.frames), frozenset(marks))
 
 
 def _name(frame: Frame) -> str:

@@ -21,7 +21,9 @@ _SIMULATED = {  # state of the stream -> utilisation, memory utilisation, power
     DeviceState.idle: (0.0, 0.0, 34.0),
 }
 COLUMNS = ("node", "index", "name", "utilization.gpu [%]", "utilization.memory [%]", "power.draw [W]", "power.limit [W]", "source")
-_TABLE_ROW = re.compile(r"(?P<power>\d+)W\s*/\s*(?P<limit>\d+)W.*?\|.*?(?P<util>\d+)%")
+# A part without a power cap prints N/A for it, and one with unified memory "Not Supported" for its memory.
+_TABLE_ROW = re.compile(r"(?P<power>\d{1,6}|N/A|\?)W?\s*/\s*(?P<limit>\d{1,6}|N/A)W?\s[^|]{0,80}\|[^|]{0,80}\|\s*(?P<util>\d{1,3}|N/A)%?\s")
+_ROCM_ROW = re.compile(r"^(?P<index>\d{1,3})\s.*?\s(?P<power>\d{1,4}(?:\.\d+)?)W\s.*?(?P<util>\d{1,3}(?:\.\d+)?)%\s*$")
 _TABLE_HEAD = re.compile(r"^\|\s+(?P<index>\d+)\s+\S")
 
 
@@ -58,7 +60,8 @@ def to_csv(gpus: Iterable[Gpu]) -> str:
 
 
 def from_csv(text: str, artefact: str) -> tuple[Gpu, ...]:
-    """A table with a header as nvidia-smi writes it. Of several rows for one GPU the last counts."""
+    """A table with a header as nvidia-smi writes it, or with names that say the same. Of several rows for one GPU the
+    last counts."""
     lines = text.splitlines()
     if not lines:
         return ()
@@ -66,9 +69,11 @@ def from_csv(text: str, artefact: str) -> tuple[Gpu, ...]:
     found: dict[tuple[str, int], Gpu] = {}
     for number, line in enumerate(lines[1:], 2):
         cells = dict(zip(header, (cell.strip() for cell in line.split(",")), strict=False))
-        index = _number(_pick(cells, "index"))
-        util, mem_util = (_number(_pick(cells, f"utilization.{what}")) for what in ("gpu", "memory"))
-        power, limit = _number(_pick(cells, "power.draw")), _number(_pick(cells, "power.limit", "enforced.power.limit"))
+        index = _number(_pick(cells, "index", "gpu", "gpu_index", "device"))
+        util = _number(_pick(cells, "utilization.gpu", "gpu_use_percent", "gpu_util", "util", "sm", "sm_util"))
+        mem_util = _number(_pick(cells, "utilization.memory", "mem_use_percent", "mem_util"))
+        power = _number(_pick(cells, "power.draw", "power.draw.instant", "power.draw.average", "average_power_w", "power_w", "power"))
+        limit = _number(_pick(cells, "power.limit", "enforced.power.limit", "power_limit_w", "power_cap_w"))
         gpu = Gpu(cells.get("node", ""), int(index or 0), util, mem_util, power, limit, cells.get("source", ""), Cite(artefact, number))
         if gpu.util is not None or gpu.power_w is not None:
             found[gpu.node, gpu.index] = gpu
@@ -84,9 +89,13 @@ def from_table(text: str, artefact: str) -> tuple[Gpu, ...]:
         index = int(head["index"]) if head else index
         row = _TABLE_ROW.search(line)
         if row:
-            found.append(
-                Gpu("", index, float(row["util"]), None, float(row["power"]), float(row["limit"]), "nvidia-smi", Cite(artefact, number))
-            )
+            util, power, limit = (_number(row[name]) for name in ("util", "power", "limit"))
+            found.append(Gpu("", index, util, None, power, limit, "nvidia-smi", Cite(artefact, number)))
+            continue
+        other = _ROCM_ROW.match(line)
+        if other:
+            power, util = float(other["power"]), float(other["util"])
+            found.append(Gpu("", int(other["index"]), util, None, power, None, "rocm-smi", Cite(artefact, number)))
     return tuple(found)
 
 
@@ -95,5 +104,5 @@ def _pick(cells: dict[str, str], *names: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    found = re.match(r"-?\d+(?:\.\d+)?", text)
+    found = re.match(r"-?\d{1,12}(?:\.\d{1,12})?", text)
     return float(found[0]) if found else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from monitors.engines import Dialect
 from monitors.judge.scene import Cite, Process
+from monitors.observe import onnode
 from monitors.observe.reading import Reading, gap
 from monitors.remote import NodeError, Remote
 
@@ -19,16 +21,29 @@ def sample(remote: Remote, dialect: Dialect, pids: Sequence[int], *, deadline_s:
         answer = remote.collect("processes", deadline_s, pids=list(pids), member=dialect.member_title.pattern)
     except NodeError as error:
         return gap(str(error))
+    return Reading(_rows(answer, dialect, remote.name))
+
+
+def here(dialect: Dialect, node: str) -> tuple[Process, ...] | None:
+    """This machine's processes with the engine's titles and their parents, read in this process; None when /proc cannot
+    be read."""
+    try:
+        members = onnode.processes(member=dialect.member_title.pattern)
+        parents = {int(row["ppid"]) for row in members.values()} - {int(pid) for pid in members}
+        return _rows({**onnode.processes(pids=sorted(parents)), **members}, dialect, node)
+    except OSError:
+        return None
+
+
+def _rows(answer: Mapping[str, Any], dialect: Dialect, node: str) -> tuple[Process, ...]:
     rows: list[Process] = []
     for raw in answer.values():
         title = raw.get("title", "")
         # The most telling wait is that of a thread in an uninterruptible sleep, whichever thread it is.
         waits = [task["wchan"] for task in raw.get("tasks", ()) if task["state"] == "D"] + [raw.get("wchan", "")]
         state = "D" if raw["state"] in "SR" and any(task["state"] == "D" for task in raw.get("tasks", ())) else raw["state"]
-        rows.append(
-            Process(raw["pid"], raw.get("ppid", 0), state, title, raw.get("cpu_percent"), remote.name, dialect.rank_of(title), waits[0])
-        )
-    return Reading(tuple(rows))
+        rows.append(Process(raw["pid"], raw.get("ppid", 0), state, title, raw.get("cpu_percent"), node, dialect.rank_of(title), waits[0]))
+    return tuple(rows)
 
 
 def to_text(rows: Iterable[Process]) -> str:
@@ -43,24 +58,39 @@ def to_text(rows: Iterable[Process]) -> str:
 
 
 def from_text(text: str, dialect: Dialect, artefact: str) -> tuple[Process, ...]:
-    """A table with a header of ``ps``; the command is the last column and may hold blanks. Rows that do not fit are
-    passed over."""
-    lines = text.splitlines()
-    header = lines[0].split() if lines else []
-    if "PID" not in header:
-        return ()
+    """A table with a header of ``ps`` or ``top``, whatever stands before it; the command is the last column and may
+    hold blanks. Rows that do not fit are passed over."""
+    header: list[str] = []
     found: list[Process] = []
-    for number, line in enumerate(lines[1:], 2):
-        cells = dict(zip(header, line.split(None, len(header) - 1), strict=False))
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split(None, len(header) - 1 if header else 64)
+        if "PID" in words and ("COMMAND" in words or "CMD" in words):
+            header = line.split()
+            continue
+        cells = dict(zip(header, words, strict=False))
         if not cells.get("PID", "").isdigit():
             continue
-        title = cells.get("COMMAND", cells.get("CMD", ""))
+        title = cells.get("COMMAND", cells.get("CMD", "")).strip()
+        # A process that has ended and is not waited for has lost its title: ps gives its short name in brackets.
+        title = title[1 : title.rindex("]")] if title.startswith("[") and "]" in title else title
         state = cells.get("STAT", cells.get("S", ""))
-        rank = int(cells["RANK"]) if cells.get("RANK", "").isdigit() else dialect.rank_of(title)
+        rank = int(cells["RANK"]) if cells.get("RANK", "").isdigit() and len(cells["RANK"]) < 6 else dialect.rank_of(title)
         cpu = cells.get("%CPU", "")
-        found.append(Process(
-            int(cells["PID"]), int(cells["PPID"]) if cells.get("PPID", "").isdigit() else 0, state if state == "gone" else state[:1], title,
-            float(cpu) if re.fullmatch(r"\d+(?:\.\d+)?", cpu) else None, "" if cells.get("NODE", "-") == "-" else cells["NODE"], rank,
-            "" if cells.get("WCHAN", "-") == "-" else cells["WCHAN"], Cite(artefact, number),
-        ))  # fmt: skip
+        pid, ppid = (int(cells[key][:18]) if cells.get(key, "").isdigit() else 0 for key in ("PID", "PPID"))
+        node, wchan = ("" if cells.get(key, "-") == "-" else cells[key] for key in ("NODE", "WCHAN"))
+        busy = float(cpu) if re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", cpu) else None
+        found.append(Process(pid, ppid, state if state == "gone" else state[:1], title, busy, node, rank, wchan, Cite(artefact, number)))
     return tuple(found)
+
+
+def from_status(text: str, dialect: Dialect, artefact: str) -> Process:
+    """``/proc/PID/status``, with the line ``wchan: ...`` where somebody added it. Raises ValueError without a state."""
+    values = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in text.splitlines()) if colon}
+    if not values.get("State"):
+        raise ValueError("no state in it")
+    line = next((n for n, line in enumerate(text.splitlines(), 1) if line.startswith("State:")), 0)
+    numbers = [int(values[key][:18]) if values.get(key, "").isdigit() else 0 for key in ("Pid", "PPid")]
+    wchan = values.get("wchan", "")
+    title = values.get("Name", "")
+    return Process(numbers[0], numbers[1], values["State"][:1], title, None, "", dialect.rank_of(title), "" if wchan == "0" else wchan,
+                   Cite(artefact, line))  # fmt: skip

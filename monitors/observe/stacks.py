@@ -44,7 +44,7 @@ def _thread(raw: Any, artefact: str) -> Thread:
                   bool(raw.get("owns_gil")), frames, Cite(artefact))  # fmt: skip
 
 
-def from_text(text: str, who: str, artefact: str, *, sample: str = "") -> Stack:
+def from_text(text: str, who: str, artefact: str, *, sample: str = "", first_line: int = 1) -> Stack:
     """A dump as text; lines that are neither thread nor frame are passed over."""
     title, pid = "", 0
     threads: list[Thread] = []
@@ -57,7 +57,7 @@ def from_text(text: str, who: str, artefact: str, *, sample: str = "") -> Stack:
             threads.append(Thread(name, tid, "active" in state, "gil" in state, tuple(frames), cite))
         frames.clear()
 
-    for number, whole in enumerate(text.splitlines(), 1):
+    for number, whole in enumerate(text.splitlines(), first_line):
         line = whole[:_LONGEST_LINE]
         process, thread, frame = _PROCESS.match(line), _THREAD.match(line), _FRAME.match(line)
         if process and not title:
