@@ -57,4 +57,14 @@ bench: setup ## how fast it serves, beside transformers' generate in the same ru
 eval: setup ## the server's log-probabilities and answers against transformers'
 	@$(BIN)/python -m tests.slow.eval $(ARGS)
 
-.PHONY: bench eval
+soak-monitor: $(READY) ## simulated hours of healthy servers through the judge: no page; wedges: all found
+	@$(BIN)/python -m tests.slow.soak_monitor $(ARGS)
+
+.PHONY: bench eval soak-monitor
+
+# The recorded cases: those beside the checkout where they are, else the tests' own.
+CASES := $(if $(wildcard ../shared/cases),../shared/cases,tests/monitors/cases)
+
+.PHONY: cases
+cases: $(READY) ## verdicts on recorded cases against what is expected, precision and recall by class
+	@$(BIN)/hang-monitor replay --all $(CASES) $(ARGS)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from monitors import casefolder, daemon, fleet
+from monitors import casefolder, daemon, fleet, scoreboard
 from monitors.exit_codes import ExitCode
 from monitors.judge.progress import Limits
 from monitors.judge.verdict import Verdict
@@ -29,7 +29,9 @@ app = typer.Typer(name="hang-monitor", no_args_is_help=True, add_completion=Fals
 def run(
     fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file")],
     deployment: Annotated[list[str] | None, typer.Option("--deployment", help="watch this one (repeatable); default: all")] = None,
-    stall_s: Annotated[float, typer.Option("--stall-s", help="held work without progress for this long is a stall [s]")] = 45.0,
+    stall_s: Annotated[
+        float | None, typer.Option("--stall-s", help="a fixed stall time [s]; default: by the server's own step times, 4 s on black boxes")
+    ] = None,
     poll_s: Annotated[float, typer.Option("--poll-s", help="time between two looks [s]")] = 0.5,
     state_dir: Annotated[Path | None, typer.Option("--state-dir", help="what is open and paged is kept here")] = None,
     bundle_dir: Annotated[Path | None, typer.Option("--bundle-dir", help="bundles go here instead of where the fleet file says")] = None,
@@ -40,7 +42,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON event a line on stdout")] = False,
 ) -> None:
     """Watch until SIGTERM or Ctrl-C."""
-    if stall_s <= 0 or poll_s <= 0:
+    if (stall_s is not None and stall_s <= 0) or poll_s <= 0:
         _fail("--stall-s and --poll-s must be above 0")
     try:
         whole = fleet.load(fleet_file)
@@ -89,14 +91,25 @@ def run(
 
 @app.command()
 def replay(
-    folder: Annotated[Path, typer.Argument(help="a case folder or a bundle")],
+    folder: Annotated[Path | None, typer.Argument(help="a case folder or a bundle")] = None,
+    root: Annotated[
+        Path | None, typer.Option("--all", help="judge every case under this folder and hold it against its case.yaml; exit 9 if one fails")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the verdict as one JSON object")] = False,
     fail_on_verdict: Annotated[bool, typer.Option("--fail-on-verdict", help="exit 9 when a wedge, a crash or corruption is found")] = False,
 ) -> None:
     """Judge recorded evidence by the same rules as a live server."""
+    if (folder is None) == (root is None):
+        _fail("give a case folder, or --all with a folder of cases")
     try:
+        if root is not None:
+            rows = scoreboard.run(root)
+            text = json.dumps(scoreboard.to_json(rows), indent=2) if as_json else f"{scoreboard.table(rows)}\n\n{scoreboard.scores(rows)}"
+            print(text)
+            raise typer.Exit(ExitCode.DONE if all(row.passed for row in rows) else ExitCode.FOUND)
+        assert folder is not None
         verdict = casefolder.judge(folder)
-    except casefolder.CaseError as error:
+    except (casefolder.CaseError, scoreboard.ExpectationError) as error:
         _fail(str(error))
     print(json.dumps(verdict.to_json(), indent=2) if as_json else _told(verdict))
     raise typer.Exit(ExitCode.FOUND if fail_on_verdict and verdict.verdict.is_alarm else ExitCode.DONE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import math
 import os
 import threading
 import time
@@ -16,19 +17,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from monitors import fleet, page
+from monitors import engines, fleet, page
 from monitors.capture import bundle
+from monitors.capture.bundle import auth_headers
 from monitors.capture.manifest import utc
-from monitors.judge import incidents
+from monitors.judge import alarm, incidents
+from monitors.judge.alarm import Due
+from monitors.judge.canary import Answer, Canary
 from monitors.judge.incidents import Book, Decision
-from monitors.judge.progress import Judgement, Limits, Memory, State, advance
+from monitors.judge.power import Bands
+from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance
 from monitors.judge.verdict import Class, Verdict
 from monitors.lookout import Look, Lookout
+from monitors.observe.canary import Flock
 
 Emit = Callable[[dict[str, Any]], None]
 _CRASH_BUDGET_S = 30.0
 _GAP_AGAIN_S = 60.0
 _PAGE_AGAIN_S = 60.0
+_IN_DOUBT_S = 2.0
+_BANDS_KEPT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,23 @@ class Watch:
         self._fleet = whole
         self._options = options
         self._emit_to = emit
-        self._lookout = Lookout(deployment)
+        state_dir = options.state_dir or fleet.state_root() / "monitor"
+        self._state_file = state_dir / f"{deployment.name}.json"
+        self._bands_file = state_dir / f"{deployment.name}.power.json"
+        self._lookout = Lookout(deployment, bands=_read_bands(self._bands_file))
+        self._limits = _limits(deployment, options.limits)
         self._memory = Memory()
-        self._state_file = (options.state_dir or fleet.state_root() / "monitor") / f"{deployment.name}.json"
+        self._bands_s = 0.0
+        asked = deployment.canary
+        self._flock = Flock(deployment.api, idle_every_s=asked.idle_every_s, load_every_s=asked.load_every_s, deadline_s=asked.deadline_s,
+                            headers=auth_headers(deployment))  # fmt: skip
+        self._canary = Canary()
         self._book = incidents.resumed(_read_book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
         self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._job: concurrent.futures.Future[bundle.Captured] | None = None
+        self._known: Verdict | None = None
+        self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
+        self._sample = Sample(0.0, None, None)
         self._unsent: _Unsent | None = None
         self._suspicion: dict[str, Any] | None = None
         self._gaps: dict[str, float] = {}
@@ -76,9 +95,13 @@ class Watch:
 
     def turn(self) -> Judgement:
         """One look. Never raises for what happens to the server or to a node."""
-        look = self._lookout.look()
-        self._memory, judgement = advance(previous := self._memory, look.sample, self._options.limits)
+        look = self._lookout.look(in_doubt=self._memory.quiet_s >= _IN_DOUBT_S)
+        look = self._canaries(look)
+        self._memory, judgement = advance(previous := self._memory, look.sample, self._limits)
+        self._learn(judgement, look)
         self._tell_gaps(look)
+        for name, count in look.errors.items():
+            self._emit("errors_grew", counter=name, by=count)
         if judgement.changed:
             self._emit(
                 "state",
@@ -93,7 +116,9 @@ class Watch:
         if decision is not Decision.none:
             self._act(decision, judgement, look)
             self._keep_book()
+        self._sample = look.sample
         self._finish_capture()
+        self._page_when_due()
         self._page_again(look.sample.mono_s)
         self.status = {
             "deployment": self.deployment.name, "state": judgement.state.value, "held": judgement.held,
@@ -105,6 +130,7 @@ class Watch:
         if self._job is not None:
             concurrent.futures.wait([self._job], timeout=deadline_s)
             self._finish_capture()
+        self._flock.close()
         self._capturing.shutdown(wait=False, cancel_futures=True)
         self._lookout.close()
 
@@ -114,7 +140,7 @@ class Watch:
         opened = self._book.open
         if decision is Decision.declare_wedge:
             last = utc(time.time() - judgement.quiet_s)
-            self._emit("stall_declared", quiet_s=round(judgement.quiet_s, 2), stall_s=self._options.limits.stall_s, held=judgement.held,
+            self._emit("stall_declared", quiet_s=round(judgement.quiet_s, 2), stall_s=round(judgement.stall_s, 2), held=judgement.held,
                        last_progress_utc=last, incident=opened.key if opened else "")  # fmt: skip
             seen = {
                 "state": judgement.state.value,
@@ -129,10 +155,12 @@ class Watch:
         else:
             self._emit(decision.value, quiet_s=round(judgement.quiet_s, 2))
 
-    def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any]) -> None:
+    def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], verdict: Verdict | None = None) -> None:
+        """Take the evidence beside the watch. ``verdict``: what is known already and no evidence of a wedge replaces."""
         if self._job is not None:
             self._emit("error", text=f"a capture is still running; no second one is taken for this {reason}")
             return
+        self._known = verdict
         self._job = self._capturing.submit(
             bundle.capture, self.deployment, reason=reason, budget_s=budget_s, root=self._options.bundle_root, native=self._options.native,
             progress=seen, suspicion=self._suspicion, fleet_text=_text_of(self._fleet.path), remotes=self._lookout.remotes,
@@ -149,16 +177,34 @@ class Watch:
             self._emit("error", text=f"the capture failed: {type(error).__name__}: {error}")
             self._page("hang_unknown", f"The capture failed: {error}", opened)
             return
+        taken = replace(taken, verdict=self._known) if self._known is not None and not taken.verdict.verdict.is_hang else taken
         self._emit("captured", bundle=str(taken.folder), seconds=round(taken.seconds, 2), items=len(taken.items) - len(taken.gaps),
                    gaps=[f"{gap.probe}: {gap.reason}" for gap in taken.gaps])  # fmt: skip
         self._emit("verdict", bundle=str(taken.folder), **taken.verdict.to_json())
         if opened is not None:
             self._book = replace(self._book, open=replace(opened, bundle=str(taken.folder), verdict=taken.verdict.verdict.value))
-        if taken.verdict.verdict.is_alarm:
-            self._page(taken.verdict.verdict.value, _body(self.deployment, taken.verdict, taken.folder), opened)
-        else:
-            self._emit("page", page_sent=None, reason=f"{taken.verdict.verdict.value} is recorded and pages nobody")
+        self._waiting = (taken.verdict, taken.folder)
+        self._page_when_due()
         self._keep_book()
+
+    def _page_when_due(self) -> None:
+        """Page for the last verdict when it is time to: at once, when the work still lies after a while, or not at all."""
+        if self._waiting is None:
+            return
+        (verdict, folder), opened = self._waiting, self._book.open
+        lies = opened is not None and opened.bundle == str(folder)
+        quiet_s = math.inf if self._memory.state is State.ended else self._memory.quiet_s
+        found = alarm.due(verdict, lies=lies, quiet_s=quiet_s, source=self._sample.source, limits=self._limits,
+                          signs=self._sample.signs)  # fmt: skip
+        if found is Due.later:
+            return
+        self._waiting = None
+        if found is Due.now:
+            self._page(verdict.verdict.value, _body(self.deployment, verdict, folder), opened)
+        elif verdict.verdict.is_alarm:
+            self._emit("page", page_sent=None, reason="the silence has ended by itself: it is a record")
+        else:
+            self._emit("page", page_sent=None, reason=f"{verdict.verdict.value} is recorded and pages nobody")
 
     def _page(self, verdict: str, body: str, opened: incidents.Incident | None) -> None:
         key = incidents.page_key(opened, verdict) if opened else f"recovered:{verdict}"
@@ -183,6 +229,42 @@ class Watch:
         """A page that did not go out is tried again each minute: the network may be part of the incident."""
         if self._unsent is not None and self._fleet.page.urls and now - self._unsent.last_s >= _PAGE_AGAIN_S:
             self._send()
+
+    def _canaries(self, look: Look) -> Look:
+        """Send a canary when it is time to, and judge the one that has come. One that is on its way is held work, whatever
+        the server's gauges say."""
+        if not self._flock.wanted:
+            return look
+        came = self._flock.turn(look.sample.mono_s, held=look.sample.held, learned=bool(self._canary.recorded))
+        if came is not None:
+            reading, seeded, loaded = came
+            if reading.value is None:
+                self._emit("gap", text=reading.reason)
+            elif seeded:
+                self._canary, answer = self._canary.take(reading.value.digest, loaded=loaded)
+                self._emit("canary", answer=answer.value, loaded=loaded, seconds=round(reading.value.seconds, 3))
+                if answer is Answer.corrupt:
+                    self._corrupt()
+            else:
+                self._emit("canary", answer="came", nonce=reading.value.nonce, seconds=round(reading.value.seconds, 3))
+        if self._flock.out_s is not None and look.sample.held == 0:
+            return replace(look, sample=replace(look.sample, held=1.0))
+        return look
+
+    def _corrupt(self) -> None:
+        """Wrong answers under load: the evidence is taken, and the verdict is the canary's."""
+        verdict, self._canary = self._canary.verdict(), replace(self._canary, under_load=())
+        self._emit("corruption_declared", wrong=verdict.evidence[0].text)
+        self._capture("corruption", _CRASH_BUDGET_S, {"canary": verdict.to_json()}, verdict)
+
+    def _learn(self, judgement: Judgement, look: Look) -> None:
+        """What the GPUs draw now, when now is a quiet moment of one kind of work."""
+        quiet = judgement.state in (State.idle, State.busy) and not judgement.changed and judgement.quiet_s < _IN_DOUBT_S
+        if not quiet or look.load is None or self._book.open is not None:
+            return
+        if self._lookout.devices.learn(look.sample.mono_s, look.load) and look.sample.mono_s - self._bands_s >= _BANDS_KEPT_EVERY_S:
+            self._bands_s = look.sample.mono_s
+            self._keep(self._bands_file, self._lookout.devices.bands.to_json(), "what the GPUs draw is learned anew after a restart")
 
     # What is only told.
 
@@ -217,13 +299,16 @@ class Watch:
         self._emit_to({"event": event, "deployment": self.deployment.name, "utc": utc(), "mono_s": round(time.monotonic(), 3), **fields})
 
     def _keep_book(self) -> None:
+        self._keep(self._state_file, self._book.to_json(), "a monitor that is started again may page once more")
+
+    def _keep(self, file: Path, document: Any, otherwise: str) -> None:
         try:
-            self._state_file.parent.mkdir(parents=True, exist_ok=True)
-            scratch = self._state_file.with_suffix(".part")
-            scratch.write_text(json.dumps(self._book.to_json(), indent=1))
-            scratch.replace(self._state_file)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            scratch = file.with_suffix(".part")
+            scratch.write_text(json.dumps(document))
+            scratch.replace(file)
         except OSError as error:
-            self._emit("error", text=f"{self._state_file}: {error.strerror}; a monitor that is started again may page once more")
+            self._emit("error", text=f"{file}: {error.strerror}; {otherwise}")
 
 
 def run(whole: fleet.Fleet, deployments: list[fleet.Deployment], options: Options, emit: Emit, stop: threading.Event,
@@ -262,6 +347,18 @@ def _read_book(path: Path) -> Book:
         return Book.from_json(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return Book()  # none yet, or cut by a full disk: at worst one page is sent twice
+
+
+def _read_bands(path: Path) -> Bands:
+    try:
+        return Bands.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Bands()  # none yet, or cut: they are learned within minutes
+
+
+def _limits(deployment: fleet.Deployment, asked: Limits) -> Limits:
+    """With the deployment's own watchdog time, which bounds every wait."""
+    return replace(asked, watchdog_s=deployment.watchdog_s or engines.load(deployment.engine).watchdog_s)
 
 
 def _light(look: Look) -> list[dict[str, Any]]:

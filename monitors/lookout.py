@@ -6,35 +6,48 @@ The look itself must never wait for a wedged server: metrics are fetched in the 
 from __future__ import annotations
 
 import concurrent.futures
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from monitors import engines
 from monitors.capture.bundle import auth_headers
 from monitors.fleet import Deployment, Node, Service
-from monitors.judge.progress import Sample, from_boxes, from_signals
-from monitors.judge.scene import BatchLine, Notice
-from monitors.observe import batchlog, boxes, journal, logfile, metrics, rundir
+from monitors.judge.holding import Holding
+from monitors.judge.members import Members
+from monitors.judge.power import Bands, Load
+from monitors.judge.progress import Sample, Signs, Source, from_boxes, from_signals
+from monitors.judge.scene import BatchLine, Health, Notice, Process
+from monitors.observe import batchlog, boxes, journal, logfile, metrics, probe, process, rundir, stdin
 from monitors.observe.batchlog import Entry
+from monitors.observe.devices import Devices
 from monitors.observe.reading import Reading
 from monitors.remote import Remote
 
 _METRICS_EVERY_S = 2.0
 _RUN_DIR_AGAIN_S = 10.0
 _DEADLINE_S = 5.0
+_TABLE_EVERY_S = 10.0
+_PROBE_EVERY_S = 20.0
+_PROBE_DEADLINE_S = 15.0
 _GONE = frozenset({"gone", "Z", "X"})
 _ORDERED = ("0/", "15/", "143")  # exit status 0, and the signal by which a service manager stops a unit, in both spellings
 
 
 @dataclass(frozen=True)
 class Look:
-    """``boxes`` by rank, without events; ``gaps`` says what could not be read, one line each."""
+    """``boxes`` by rank, without events; ``gaps`` says what could not be read, one line each; ``load`` is all that the
+    server did since the last look, None when that is mixed or not known; ``errors`` are the engine's own counters of them
+    that have grown since the last look, and by how much."""
 
     sample: Sample
     boxes: Mapping[int, boxes.Box]
     gaps: tuple[str, ...]
     notices: tuple[Notice, ...] = ()
+    load: Load | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,10 +59,11 @@ class _Source:
     run_dir: str = ""
     asked_s: float = -1e9
     last: boxes.NodeBoxes | None = None
-    log: logfile.Follower | None = None
+    log: logfile.Follower | stdin.Piped | None = None
     journal: journal.Journal | None = None
     first: bool = True
     seen: int = 0  # batch lines with progress
+    kinds: Counter[str] = field(default_factory=Counter)
     last_batch: BatchLine | None = None
     gaps: list[str] = field(default_factory=list)
 
@@ -57,13 +71,26 @@ class _Source:
 class Lookout:
     """Follows one deployment. ``close`` ends what it started on nodes."""
 
-    def __init__(self, deployment: Deployment, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, deployment: Deployment, clock: Callable[[], float] = time.monotonic, bands: Bands | None = None) -> None:
         self.deployment = deployment
         self.dialect = engines.load(deployment.engine)
         self.remotes = {node.name: Remote(node) for node in deployment.node}
         self._clock = clock
         self._sources = [_Source(node, service) for node in deployment.node for service in node.service]
         self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, len(self._sources) + 1), thread_name_prefix="look")
+        self.devices = Devices(self.remotes, self._pool, bands or Bands())
+        self._holding = Holding()
+        self._errors: dict[str, float] = {}
+        self._members = Members()
+        self._table: concurrent.futures.Future[tuple[Process, ...] | None] | None = None
+        self._table_s = -1e9
+        self._in_doubt = False
+        self._probe: concurrent.futures.Future[Health] | None = None
+        self._probe_s = -1e9
+        self._rests_at = -1  # up to so many batch lines the server has been seen to rest
+        self._batches = (0, 0)  # prefills and decodes counted so far
+        self._compiling = False  # the log's last word on it, until a batch line
+        self._loading = False
         self._page: concurrent.futures.Future[Reading[bytes]] | None = None
         self._page_s = -1e9
         self._values: dict[str, float] | None = None
@@ -71,35 +98,84 @@ class Lookout:
         self._invocation = ""
         self._gone: frozenset[tuple[int, int]] = frozenset()
 
-    def look(self) -> Look:
+    def look(self, *, in_doubt: bool = False) -> Look:
+        """``in_doubt``: the last look was quiet, so devices are asked more often."""
         now = self._clock()
+        self._in_doubt = in_doubt
         self._metrics(now)
+        self.devices.turn(now, in_doubt=in_doubt)
         jobs = [self._pool.submit(self._service, source, now) for source in self._sources]
         notices = tuple(notice for job in jobs for notice in job.result())
         found = {box.rank: box for source in self._sources if source.last for box in source.last.boxes}
-        ended = self._ended(found) or any(_is_end(notice) for notice in notices)
+        dead = self._dead(now)
+        ended = self._ended(found) or any(_is_end(notice) for notice in notices) or bool(dead)
         gaps = [gap for source in self._sources for gap in source.gaps]
-        if self._page_gap:
-            gaps.append(self._page_gap)
-        return Look(self._sample(now, found, ended), found, tuple(gaps), notices)
+        gaps += self.devices.gaps
+        gaps += [text for text in (self._page_gap, self._holding.complaint) if text]
+        self._told(notices)
+        sample = self._sample(now, found, ended)
+        errors, self._errors = self._errors, {}
+        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors)
 
     def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)
+        spinning, working = self.devices.signs(now)
         if found:
             answered = all(source.last is not None for source in self._sources)
             snapshots = {rank: box.snapshot for rank, box in found.items()}
-            sample = from_boxes(now, snapshots, ended=ended, all_answered=answered)
+            ready = all((source.last.launcher or {}).get("ready", True) for source in self._sources if source.last)
+            sample = from_boxes(now, snapshots, ended=ended, all_answered=answered, ready=ready)
             self._invocation = sample.invocation
-            return sample
+            return replace(sample, signs=replace(sample.signs, spinning=spinning, working=working))
         if self.dialect.black_box:
             # No rank runs. What the log and the counters last said is about a server that is no more.
             return Sample(now, None, None, self._invocation, ended=ended)
         values = self._values or {}
-        held = metrics.held(values, self.dialect)
-        if held is None:
-            last = [source.last_batch for source in self._sources if source.last_batch]
-            held = sum(line.running + line.waiting for line in last) if last else None
-        return from_signals(now, held=held, work=(metrics.progress(values, self.dialect), lines), ended=ended)
+        last = [source.last_batch for source in self._sources if source.last_batch]
+        said = sum(line.running + line.waiting for line in last) if last else None
+        if self._holding.held() is None and self.dialect.metrics.lag_s and said and not spinning:
+            said = self._asked(said, lines, now)
+        held = self._holding.held(line=said)
+        signs = Signs(spinning=spinning, working=working, computing=self._compiling and not spinning)
+        source = Source.steps if metrics.by_steps(values, self.dialect) else Source.lines
+        return from_signals(now, held=held, work=(metrics.progress(values, self.dialect), lines), ended=ended, loading=self._loading,
+                            source=source, signs=signs, lag_s=self.dialect.metrics.lag_s if self._values else 0.0)  # fmt: skip
+
+    def _asked(self, said: float, lines: int, now: float) -> float:
+        """Requests held, where only the last batch line speaks and the engine writes none when it comes to rest: in
+        doubt the server is asked for one token, which it gives when nothing is stuck."""
+        if self._probe is not None and self._probe.done():
+            answer, self._probe = self._probe.result(), None
+            self._rests_at = lines + 1 if answer.status == 200 else -1  # the probe's own line may yet come
+        if self._in_doubt and self._probe is None and lines > self._rests_at and now - self._probe_s >= _PROBE_EVERY_S:
+            self._probe_s = now
+            route = self.dialect.health.get("generate", "/health")
+            headers = auth_headers(self.deployment)
+            self._probe = self._pool.submit(probe.ask, self.deployment.api, route, deadline_s=_PROBE_DEADLINE_S, headers=headers)
+        return 0.0 if lines <= self._rests_at else said
+
+    def _load(self, sample: Sample, found: Mapping[int, boxes.Box]) -> Load | None:
+        """By the kinds of batches that were counted or logged since the last look."""
+        if found:
+            counters = [box.snapshot.host.counters for box in found.values() if box.snapshot.header.tp == 0]
+            prefills = sum(one["batches_prefill"] for one in counters)
+            decodes = sum(one["batches_decode"] + one["batches_verify"] for one in counters)
+        else:
+            prefills = sum(source.kinds["Prefill"] for source in self._sources)
+            decodes = sum(source.kinds["Decode"] for source in self._sources)
+        before, self._batches = self._batches, (prefills, decodes)
+        grew = (prefills > before[0], decodes > before[1])
+        return {(True, False): Load.prefill, (False, True): Load.decode, (False, False): Load.idle if sample.held == 0 else None}.get(grew)
+
+    def _told(self, notices: tuple[Notice, ...]) -> None:
+        """What the log says that the engine is about. A batch line ends both (``_log`` sees to that)."""
+        for notice in notices:
+            if notice.kind == "loading":
+                self._loading = True
+            elif notice.kind == "ready":
+                self._loading = self._compiling = False
+            elif notice.kind == "compiling":
+                self._compiling = True
 
     def _ended(self, found: Mapping[int, boxes.Box]) -> bool:
         """A rank whose process has gone while its box stays, twice in a row: an ordered shutdown removes the box just
@@ -107,6 +183,20 @@ class Lookout:
         gone = frozenset((box.rank, box.snapshot.header.pid) for box in found.values() if box.state in _GONE)
         twice, self._gone = gone & self._gone, gone
         return bool(twice)
+
+    def _dead(self, now: float) -> tuple[Process, ...]:
+        """Ranks of an engine without black boxes that died under a living parent, on this machine."""
+        here = [remote for remote in self.remotes.values() if remote.local]
+        if self.dialect.black_box or not here:
+            return ()
+        if self._table is not None and self._table.done():
+            rows, self._table = self._table.result(), None
+            if rows is not None:
+                self._members = self._members.look(rows)
+        if self._table is None and now - self._table_s >= _TABLE_EVERY_S:
+            self._table_s = now
+            self._table = self._pool.submit(process.here, self.dialect, here[0].name)
+        return self._members.dead
 
     def _service(self, source: _Source, now: float) -> list[Notice]:
         source.gaps.clear()
@@ -143,7 +233,8 @@ class Lookout:
             reading = source.journal.poll()
             entries = reading.value or []
         else:
-            source.log = source.log or logfile.Follower(source.service.log, remote)
+            if source.log is None:
+                source.log = stdin.Piped(sys.stdin.buffer) if source.service.log == "-" else logfile.Follower(source.service.log, remote)
             lines = source.log.poll()
             reading = Reading([Entry(text, 0) for text in lines.value] if lines.value is not None else None, lines.reason)
             entries = reading.value or []
@@ -153,6 +244,8 @@ class Lookout:
         if read.batches:
             source.last_batch = read.batches[-1]
             source.seen += sum(1 for line in read.batches if line.progress)
+            source.kinds.update(line.kind for line in read.batches if line.progress)
+            self._loading = self._compiling = False
         was_first, source.first = source.first, source.first and not entries
         # The lines of before the monitor's own start tell of the past: they raise nothing.
         return [] if was_first else list(read.notices)
@@ -162,11 +255,13 @@ class Lookout:
             reading, self._page = self._page.result(), None
             self._page_gap = reading.reason
             if "refused" in reading.reason:  # nobody listens: the last gauges are those of a server that is no more
-                self._values = None
+                self._values, self._holding = None, Holding()
                 for source in self._sources:
                     source.last_batch = None
             if reading.value is not None:
-                self._values = metrics.parse(reading.value.decode(errors="replace"))
+                before, self._values = self._values or {}, metrics.parse(reading.value.decode(errors="replace"))
+                self._errors = metrics.grown(before, self._values, self.dialect)
+                self._holding = self._holding.take(metrics.page(self._values, self.dialect))
         if self._page is None and now - self._page_s >= _METRICS_EVERY_S:
             self._page_s = now
             headers = auth_headers(self.deployment)
@@ -176,6 +271,7 @@ class Lookout:
         for source in self._sources:
             if source.journal:
                 source.journal.close()
+        self.devices.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for remote in self.remotes.values():
             remote.close()

@@ -266,7 +266,7 @@ class Launcher:
             "port": int(said[2]) if len(said) == 3 else self._settings.server.port,
             "node_rank": self._settings.parallel.node_rank, "config_digest": self._settings.digest,
             "ranks": [{"rank": child.rank, "pid": child.pid} for child in self._family.children if child.rank is not None],
-            "run_dir": str(self._run_dir),
+            "run_dir": str(self._run_dir), "ready": self._booted,
         }  # fmt: skip
         scratch = self._run_dir / ".launcher.json"
         scratch.write_text(json.dumps(described, indent=1) + "\n")

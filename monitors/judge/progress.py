@@ -1,9 +1,9 @@
 """Loading, idle, busy, slow or stalled? A pure state machine over samples and the clock that they carry.
 
-A stall is: work is held and nothing has progressed for ``stall_s``. Progress is any change of what only work changes:
-a result of a batch, the layer that a forward pass has reached, a stream's begun or ended step, a collective, a counter
-of tokens, a batch line. Loading and idle never stall, and a gap in the looking (a monitor that was itself paused, a
-node that did not answer) is not silence.
+A stall is: work is held and nothing has progressed for as long as ``patience.py`` allows. Progress is any change of what
+only work changes: a result of a batch, the layer that a forward pass has reached, a stream's begun or ended step, a
+collective, a counter of tokens, a batch line. Loading and idle never stall, and a gap in the looking (a monitor that was
+itself paused, a node that did not answer) is not silence. A stall ends when work has moved twice, or is gone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ from __future__ import annotations
 import enum
 import statistics
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine.blackbox import COUNTERS, Phase, Snapshot
+from engine.blackbox import COUNTERS, DeviceState, Phase, Snapshot
+from monitors.judge.patience import NO_SIGNS, Limits, Signs, Source, floor_s, patience_s
+
+__all__ = ["Judgement", "Limits", "Memory", "Sample", "Signs", "Source", "State", "advance", "from_boxes", "from_signals"]
 
 _LONGEST_LOOK_S = 5.0  # what one interval between two samples may add to a silence
 _PACES_KEPT = 240
 _PACES_NEEDED = 30
 _PACES_RECENT = 5
+_GAPS_KEPT = 100
+_SILENCES_KEPT = 20
+_SILENCE_REMEMBERED_S = 3600.0
+_SLOW_SETTLES = 0.7  # slow ends below this share of the factor that began it
+_MOVES_TO_RECOVER = 2
 # Counters that only work moves. A request that was received or refused is none of it.
 _WORK = tuple(
     name
@@ -39,22 +47,10 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """``slow_factor``: how many times its own past a step must take to be called slow."""
-
-    stall_s: float = 45.0
-    slow_factor: float = 3.0
-
-    @property
-    def suspect_s(self) -> float:
-        """After this silence a light sample is kept."""
-        return self.stall_s / 2
-
-
-@dataclass(frozen=True)
 class Sample:
     """One look. ``held`` is None when nothing says whether work is held; ``work`` changes when and only when there is
-    progress; ``steps`` counts steps of the leading rank, None where that is not known."""
+    progress; ``steps`` counts steps of the leading rank, None where that is not known; ``exact`` says that ``held`` is
+    no gauge, ``lag_s`` by how much it may lag."""
 
     mono_s: float
     held: float | None
@@ -63,11 +59,15 @@ class Sample:
     loading: bool = False
     ended: bool = False
     steps: int | None = None
+    source: Source = Source.lines
+    signs: Signs = NO_SIGNS
+    exact: bool = False
+    lag_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """``quiet_s`` is how long held work has not progressed; ``since_s`` when the state began."""
+    """``quiet_s`` is how long held work has not progressed, ``stall_s`` how long it may; ``since_s`` when the state began."""
 
     state: State
     since_s: float
@@ -75,6 +75,7 @@ class Judgement:
     held: float
     changed: bool
     suspicious: bool = False
+    stall_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,34 +90,63 @@ class Memory:
     invocation: str = ""
     step: tuple[int, float] | None = None  # the last step seen to end, and when
     paces: tuple[float, ...] = ()  # seconds a step, newest last
+    gaps: tuple[float, ...] = ()  # seconds between two moves of held work, newest last
+    silences: tuple[tuple[float, float], ...] = ()  # long ones that ended: when, and how long
+    moves: int = 0  # since the stall was declared
 
 
 def advance(memory: Memory, sample: Sample, limits: Limits) -> tuple[Memory, Judgement]:
     """The state after one more sample."""
     fresh = memory.seen_s is None or sample.invocation != memory.invocation
-    gap = 0.0 if fresh or memory.seen_s is None else min(sample.mono_s - memory.seen_s, _LONGEST_LOOK_S)
+    if fresh:
+        memory = Memory(memory.state, memory.since_s, invocation=sample.invocation)
+    looked = 0.0 if memory.seen_s is None else min(sample.mono_s - memory.seen_s, _LONGEST_LOOK_S)
     held = sample.held or 0.0
-    paces, step = (memory.paces, None) if fresh else (memory.paces, memory.step)
+    same = not fresh and sample.work == memory.work
+    after = replace(memory, seen_s=sample.mono_s, work=sample.work)
+    stall_s = limits.ceiling_s
     if sample.ended:
-        state, quiet = State.ended, 0.0
+        after = replace(after, state=State.ended, quiet_s=0.0)
     elif sample.loading:
-        state, quiet = State.loading, 0.0
+        after = replace(after, state=State.loading, quiet_s=0.0, moves=0)
     elif sample.held is None:
-        state, quiet = State.unknown, memory.quiet_s
+        # A sample that says nothing must not count as change: what was known before it is kept for the next.
+        after = replace(after, state=State.unknown, work=sample.work if fresh else memory.work)
     elif held <= 0:
-        state, quiet, step = State.idle, 0.0, None
+        # Where held is exact and nothing has moved, the work was given up, not done: what lay before it counts on.
+        after = replace(after, state=State.idle, quiet_s=memory.quiet_s if same and sample.exact else 0.0, step=None, moves=0)
     else:
-        moved = fresh or sample.work != memory.work or memory.state in (State.idle, State.loading, State.ended)
-        quiet = 0.0 if moved else memory.quiet_s + gap
-        paces, step = _pace(paces, step, sample)
-        state = State.stalled if quiet >= limits.stall_s else State.slow if _slow(paces, limits) else State.busy
-    changed = state is not memory.state
-    since = sample.mono_s if changed else memory.since_s
-    # A sample that says nothing must not count as change: what was known before it is kept for the next.
-    work = memory.work if state is State.unknown and not fresh else sample.work
-    after = Memory(state, since, sample.mono_s, quiet, work, sample.invocation, step, paces)
-    suspicious = limits.suspect_s <= quiet < limits.stall_s and state in (State.busy, State.slow)
-    return after, Judgement(state, since, quiet, held, changed, suspicious)
+        after, stall_s = _holding(memory, after, sample, limits, same, looked)
+    changed = after.state is not memory.state
+    after = replace(after, since_s=sample.mono_s if changed else memory.since_s)
+    quiet = after.quiet_s if after.state is not State.idle else 0.0
+    suspicious = stall_s / 2 <= quiet < stall_s and after.state in (State.busy, State.slow)
+    return after, Judgement(after.state, after.since_s, quiet, held, changed, suspicious, stall_s)
+
+
+def _holding(memory: Memory, after: Memory, sample: Sample, limits: Limits, same: bool, looked: float) -> tuple[Memory, float]:
+    """Work is held: the state, what was learned, and the stall time."""
+    begins = memory.state in (State.idle, State.loading, State.ended) or memory.seen_s is None
+    quiet = 0.0 if not same or (begins and not sample.exact) else memory.quiet_s + (0.0 if begins else looked)
+    learned = _learn(after, memory.quiet_s + looked, sample) if not (same or begins or memory.state is State.unknown) else after
+    paces, step = _pace(learned.paces, memory.step, sample)
+    learned = replace(learned, quiet_s=quiet, paces=paces, step=step)
+    recent = [length for end, length in learned.silences if sample.mono_s - end < _SILENCE_REMEMBERED_S]
+    stall_s = patience_s(limits, sample.source, sample.signs, learned.gaps, recent, sample.lag_s)
+    was_slow = memory.state is State.slow
+    going = State.slow if _slow(paces, limits.slow_factor * (_SLOW_SETTLES if was_slow else 1.0)) else State.busy
+    if memory.state is State.stalled:
+        # The patience is not asked again: signs that come and go must not open and close a stall.
+        moves = memory.moves + (not same)
+        state = going if moves >= _MOVES_TO_RECOVER else State.stalled
+        return replace(learned, state=state, moves=moves), stall_s
+    return replace(learned, state=State.stalled if quiet >= stall_s else going, moves=0), stall_s
+
+
+def _learn(memory: Memory, gap: float, sample: Sample) -> Memory:
+    """After work has moved: the time since it last did, and, if that was long, that such a silence ended by itself."""
+    silences = (*memory.silences, (sample.mono_s, gap)) if gap >= floor_s(sample.source) else memory.silences
+    return replace(memory, gaps=(*memory.gaps, gap)[-_GAPS_KEPT:], silences=silences[-_SILENCES_KEPT:])
 
 
 def _pace(paces: tuple[float, ...], last: tuple[int, float] | None, sample: Sample) -> tuple[tuple[float, ...], tuple[int, float] | None]:
@@ -131,33 +161,43 @@ def _pace(paces: tuple[float, ...], last: tuple[int, float] | None, sample: Samp
     return (*paces, each)[-_PACES_KEPT:], (sample.steps, sample.mono_s)
 
 
-def _slow(paces: tuple[float, ...], limits: Limits) -> bool:
+def _slow(paces: tuple[float, ...], factor: float) -> bool:
     if len(paces) < _PACES_NEEDED:
         return False
     usual = statistics.median(paces[:-_PACES_RECENT])
-    return statistics.median(paces[-_PACES_RECENT:]) > limits.slow_factor * usual > 0
+    return statistics.median(paces[-_PACES_RECENT:]) > factor * usual > 0
 
 
-def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool, all_answered: bool = True) -> Sample:
+def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool, all_answered: bool = True, ready: bool = True) -> Sample:
     """A sample from the black boxes of all ranks, at the monitor's clock ``mono_s``. A rank without a box is loading,
-    unless its node did not answer (``all_answered`` is false): then the others speak for it."""
+    unless its node did not answer (``all_answered`` is false): then the others speak for it. Until a launcher is
+    ``ready``, ranks warm up: that is loading too, whatever their boxes hold."""
     if not boxes:
         return Sample(mono_s, None, None)
     # Followers keep a request's state until the next plan tells them that it left: only a leader knows what is held.
     leaders = [box for box in boxes.values() if box.header.tp == 0] or list(boxes.values())
     held = float(sum(max(box.host.held, box.host.running + box.host.waiting) for box in leaders))
+    # A grammar that compiles has a deadline of its own, and moves nothing meanwhile.
+    compiling = sum(box.host.counters["grammar_waiting"] for box in leaders)
     work = tuple(
         (rank, box.host.progress_ns, box.device.begun, box.device.ended, box.device.layer, box.device.enqueued, box.device.completed,
          tuple(box.host.counters[name] for name in _WORK))
         for rank, box in sorted(boxes.items())
     )  # fmt: skip
     world = max(box.header.world for box in boxes.values())
-    loading = (all_answered and len(boxes) < world) or any(box.host.phase in (Phase.load, Phase.capture) for box in boxes.values())
+    loading = (
+        not ready or (all_answered and len(boxes) < world) or any(box.host.phase in (Phase.load, Phase.capture) for box in boxes.values())
+    )
     invocations = sorted({box.header.invocation_id or str(box.header.start_mono_ns) for box in boxes.values()})
-    steps = max(box.host.step for box in leaders)
-    return Sample(mono_s, held, work, "+".join(invocations), loading and not ended, ended, steps)
+    at_rest = all(box.host.phase in (Phase.recv, Phase.idle) and box.device.state is DeviceState.idle for box in boxes.values())
+    parked = at_rest or any(box.device.state is DeviceState.collective for box in boxes.values())
+    return Sample(
+        mono_s, max(0.0, held - compiling), work, "+".join(invocations), loading and not ended, ended,
+        max(box.host.step for box in leaders), Source.boxes, Signs(parked=parked), exact=True,
+    )  # fmt: skip
 
 
-def from_signals(mono_s: float, *, held: float | None, work: Hashable, ended: bool = False) -> Sample:
-    """A sample for an engine without black boxes: what metrics and log lines say together."""
-    return Sample(mono_s, held, work, ended=ended)
+def from_signals(mono_s: float, *, held: float | None, work: Hashable, ended: bool = False, loading: bool = False,
+                 source: Source = Source.lines, signs: Signs = NO_SIGNS, lag_s: float = 0.0) -> Sample:  # fmt: skip
+    """A sample for an engine without black boxes: what metrics, log lines and GPUs say together."""
+    return Sample(mono_s, held, work, ended=ended, loading=loading, source=source, signs=signs, lag_s=lag_s)

@@ -32,23 +32,25 @@ def follow(unit: str, remote: Remote) -> Journal:
     """The better of the two readers that this machine has."""
     if remote.local:
         with contextlib.suppress(ImportError, OSError):
-            return _Native(unit)
-    return _Command(unit, remote)
+            return Native(unit)
+    return Command(unit, remote)
 
 
-class _Native:
-    """systemd-python's Reader. ``poll`` never blocks."""
+class Native:
+    """systemd-python's Reader. ``poll`` never blocks. ``folder``: journal files elsewhere than where this machine keeps its
+    own; raises ImportError without systemd-python and OSError when the journal cannot be opened."""
 
-    def __init__(self, unit: str) -> None:
-        from systemd import journal  # type: ignore[import-not-found]
+    def __init__(self, unit: str, folder: str | None = None) -> None:
+        from systemd import journal  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-        self._reader: Any = journal.Reader()
+        self._reader: Any = journal.Reader(path=folder)
         self._reader.add_match(_SYSTEMD_UNIT=unit)
         self._reader.add_disjunction()
         self._reader.add_match(UNIT=unit, _PID="1")
         self._reader.seek_tail()
         # After seek_tail the reader stands behind the end; without a step back the first read gives nothing for ever.
-        self._reader.get_previous(_FIRST_LINES)
+        # The step itself gives the record that it ends on, which the next read would pass over.
+        self._stepped: Any = self._reader.get_previous(_FIRST_LINES)
         self._count = 0
 
     def poll(self) -> Reading[list[Entry]]:
@@ -56,7 +58,7 @@ class _Native:
             self._reader.process()
             found: list[Entry] = []
             while len(found) < _MOST_WAITING:
-                record = self._reader.get_next()
+                record, self._stepped = self._stepped or self._reader.get_next(), None
                 if not record:
                     break
                 self._count += 1
@@ -70,10 +72,13 @@ class _Native:
 
 
 def _plain(value: Any) -> Any:
-    return value.hex if hasattr(value, "hex") and not isinstance(value, bytes | float) else value
+    """A message that is no UTF-8 comes as bytes, an identifier as a UUID."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value.hex if hasattr(value, "hex") and not isinstance(value, float) else value
 
 
-class _Command:
+class Command:
     """``journalctl -o json -f`` in a process of its own; it is started again when it ends."""
 
     def __init__(self, unit: str, remote: Remote) -> None:

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 
 from monitors.engines import Dialect
+from monitors.judge.holding import Page
 from monitors.observe.reading import Reading, gap
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|NaN|Inf))\b")
@@ -51,4 +52,22 @@ def held(values: Mapping[str, float], dialect: Dialect) -> float | None:
 
 def progress(values: Mapping[str, float], dialect: Dialect) -> float | None:
     """A number that grows with every token, by the counters."""
-    return total(values, dialect.metrics.progress)
+    return total(values, dict.fromkeys((*dialect.metrics.progress, *dialect.metrics.steps)))
+
+
+def by_steps(values: Mapping[str, float], dialect: Dialect) -> bool:
+    """Whether a counter is exported that every step moves."""
+    return any(name in values for name in dialect.metrics.steps)
+
+
+def grown(before: Mapping[str, float], values: Mapping[str, float], dialect: Dialect) -> dict[str, float]:
+    """By how much the dialect's counters of errors have grown since an earlier page. A server that has started again
+    counts from 0."""
+    now = {name: values[name] for name in dialect.metrics.errors if name in values}
+    return {name: value - before[name] for name, value in now.items() if name in before and value > before[name]}
+
+
+def page(values: Mapping[str, float], dialect: Dialect) -> Page:
+    """What the judge of held work reads."""
+    names = dialect.metrics
+    return Page(held(values, dialect), progress(values, dialect), total(values, names.accepted), total(values, names.answered))

@@ -81,6 +81,8 @@ def processes(pids: Sequence[int] = (), member: str = "", **_: Any) -> dict[str,
             continue
         pid = int(entry)
         title = _limited(functools.partial(_title, pid), "")
+        if not title and _state(pid) == "Z":
+            title = _text(f"/proc/{pid}/comm").strip()  # a process that has ended keeps only its short name
         if pid not in wanted and not (pattern and title and pattern.search(title)):
             continue
         stat = _stat(f"/proc/{pid}/stat")
@@ -152,8 +154,9 @@ def _stack(tool: str, pid: int, native: bool, deadline_s: float) -> dict[str, An
     return answer
 
 
-def gpus(**_: Any) -> dict[str, Any]:
-    """``{rows: [...]}`` or ``{reason}``: NVML, and nvidia-smi where Python has no NVML."""
+def gpus(keep: bool = False, **_: Any) -> dict[str, Any]:
+    """``{rows: [...]}`` or ``{reason}``: NVML, and nvidia-smi where Python has no NVML. ``keep``: NVML stays open for the
+    next call of this process, since to open it costs more than all readings."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -167,10 +170,12 @@ def gpus(**_: Any) -> dict[str, Any]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             rows.append(_gpu(pynvml, index))
     except pynvml.NVMLError as error:
+        keep = False  # a driver that was reloaded needs a new beginning
         return {"reason": f"NVML: {error}"}
     finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        if not keep:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
     return {"rows": rows} if rows else {"reason": "NVML answers and knows no GPU"}
 
 
@@ -180,8 +185,8 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     def take(key: str, read: Callable[[], Any]) -> None:
         try:
             row[key] = read()
-        except nvml.NVMLError as error:  # one quantity that cannot be read is a gap, not the end of the row
-            row.setdefault("gaps", {})[key] = str(error)
+        except (nvml.NVMLError, AttributeError) as error:  # AttributeError: this pynvml has no such call
+            row.setdefault("gaps", {})[key] = str(error)  # one quantity that cannot be read is a gap, not the end of the row
 
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -196,6 +201,13 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     take("power_w", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
     take("limit_w", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
     take("pids", lambda: [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)])
+    take("sm_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    take("mem_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
+    # NVML measures these over 20 ms, and gives KiB a second.
+    take("pcie_rx_mb_s", lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES) / 1024)
+    take("pcie_tx_mb_s", lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES) / 1024)
+    take("throttle_bits", lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    take("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
     return row
 
 

@@ -58,7 +58,8 @@ class Monitor:
 
 
 @contextlib.contextmanager
-def watching(served: Served, folder: Path, stall_s: float = 4.0) -> Iterator[Monitor]:
+def watching(served: Served, folder: Path, more: str = "") -> Iterator[Monitor]:
+    """A monitor with the settings that it comes with."""
     fleet = folder / "fleet.toml"
     fleet.write_text(f"""
 [deployment.tiny]
@@ -74,11 +75,12 @@ unit = "tiny.service"
 ranks = [0, 1]
 log = "{served.log}"
 run_dir = "{served.run_dir}"
+{more}
 """)
     bundles = folder / "bundles"
     with (folder / "monitor.log").open("w") as log:
         process = subprocess.Popen(
-        [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(fleet), "--stall-s", str(stall_s), "--json",
+        [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(fleet), "--json",
          "--state-dir", str(folder / "state"), "--bundle-dir", str(bundles)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -118,13 +120,17 @@ def trigger(served: Served, fault: str) -> None:
         ("collective.skip:rank=1,after_steps=5", {"hang_tp_desync"}),
         ("callback.stall:rank=1", {"hang_host_callback", "hang_asymmetric"}),
         ("callback.stall:rank=1,hold_gil=true", {"hang_host_callback", "hang_asymmetric"}),
+        ("progress.none:after_steps=5", {"hang_control_plane"}),
+        ("cpu.spin:rank=0", {"hang_cpu_bound"}),
+        ("process.stop:rank=1", {"hang_stopped"}),
     ],
 )
 def test_a_wedge_is_declared_captured_and_named(model: Path, tmp_path: Path, fault: str, classes: set[str]) -> None:
     with serving(model, tmp_path, *ENGINE) as served, watching(served, tmp_path) as monitor:
         served.complete()
         trigger(served, fault)
-        monitor.wait("stall_declared", 40)
+        declared = monitor.wait("stall_declared", 40)
+        assert declared["quiet_s"] <= 5, "seconds after the last progress"
         verdict = monitor.wait("verdict", 40)
         assert verdict["verdict"] in classes, verdict
         assert verdict["runbook"] == f"runbooks/{verdict['verdict']}.md"
@@ -142,8 +148,49 @@ def test_a_wedge_is_declared_captured_and_named(model: Path, tmp_path: Path, fau
         assert served.process.poll() is None, "the server was killed before it was captured"
 
 
+def test_a_rank_out_of_memory_is_named_so(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, *ENGINE) as served, watching(served, tmp_path) as monitor:
+        served.complete()
+        monitor.wait("state", 20)
+        served.arm("memory.exhaust")
+        ask_in_background(served, max_tokens=20)
+        assert monitor.wait("verdict", 60)["verdict"] == "oom", monitor.events
+
+
+def test_wrong_answers_under_load_are_found_by_the_seeded_canary_and_right_ones_are_not(model: Path, tmp_path: Path) -> None:
+    canary = "[deployment.tiny.canary]\nload_every_s = 0.5"
+    with serving(model, tmp_path, *ENGINE) as served, watching(served, tmp_path, canary) as monitor:
+
+        def answers(**wanted: object) -> list[dict[str, Any]]:
+            with contextlib.suppress(AssertionError):
+                monitor.wait("never", 0.05)
+            return [e for e in monitor.events if e["event"] == "canary" and all(e[key] == value for key, value in wanted.items())]
+
+        wait_for(lambda: len(answers(answer="learning")) >= 2, 30, "the canary's answer to be recorded at rest")
+        stop = threading.Event()
+
+        def load() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(httpx.HTTPError):
+                    served.complete(max_tokens=200)
+
+        busy = [threading.Thread(target=load) for _ in range(2)]
+        for one in busy:
+            one.start()
+        try:
+            wait_for(lambda: len(answers(answer="same", loaded=True)) >= 3, 60, "three right answers under load")
+            assert not [e for e in monitor.events if e["event"] in ("corruption_declared", "verdict")]
+            served.arm("output.corrupt:rate=0.5,min_running=2")
+            verdict = monitor.wait("verdict", 60)
+            assert verdict["verdict"] == "health_lies" and "seeded canary" in verdict["evidence"][0]["text"]
+        finally:
+            stop.set()
+            for one in busy:
+                one.join(30)
+
+
 def test_idle_loading_and_slow_servers_raise_nothing(model: Path, tmp_path: Path) -> None:
-    with serving(model, tmp_path, *ENGINE) as served, watching(served, tmp_path, stall_s=2.0) as monitor:
+    with serving(model, tmp_path, *ENGINE) as served, watching(served, tmp_path) as monitor:
         monitor.wait("state", 20)
         served.arm("decode.slow:factor=20")
         served.complete(max_tokens=100)

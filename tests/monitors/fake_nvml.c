@@ -99,6 +99,39 @@ int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *out)
     return error;
 }
 
+int nvmlDeviceGetClockInfo(void *handle, int which, unsigned *out)
+{
+    struct card card;
+    int error = card_of(handle, &card);
+    *out = which == 1 ? 1980 : 2619;
+    return error;
+}
+
+int nvmlDeviceGetPcieThroughput(void *handle, int which, unsigned *out)
+{
+    struct card card;
+    int error = card_of(handle, &card);
+    *out = which == 0 ? 2048 : 4096;
+    return error;
+}
+
+/* A card hotter than its limit says so: software thermal slowdown where its power is at the limit. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *out)
+{
+    struct card card;
+    int error = card_of(handle, &card);
+    if (!error)
+        *out = card.power >= card.limit ? 0x20 : card.gpu == 0 ? 0x1 : 0;
+    return error;
+}
+
+/* Not there on this card, whatever else is: NVML_ERROR_NOT_SUPPORTED. */
+int nvmlDeviceGetTemperature(void *handle, int which, unsigned *out)
+{
+    (void)handle; (void)which; (void)out;
+    return 3;
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct client *out)
 {
     (void)handle;

@@ -102,7 +102,7 @@ def test_a_journal_reader_that_ends_is_a_gap_and_is_started_again(tmp_path: Path
     fake.chmod(fake.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with here() as remote:
-        reader = journal._Command("x.service", remote)
+        reader = journal.Command("x.service", remote)
         try:
             seen: list[batchlog.Entry] = []
             reasons: list[str] = []

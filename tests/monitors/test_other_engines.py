@@ -87,7 +87,7 @@ def test_flat_counters_under_held_requests_are_a_stall_and_the_engine_process_is
     finally:
         engine.kill()
         engine.wait()
-    assert verdict["verdict"] == "hang_unknown", verdict
+    assert verdict["verdict"] in ("hang_unknown", "hang_control_plane"), verdict
     assert bench.named("stall_declared")[0]["quiet_s"] >= 3
     assert bench.turn_until("page")["page_sent"] is False, "nobody is named in the fleet file, and that is said"
     folder = Path(verdict["bundle"])
@@ -95,7 +95,9 @@ def test_flat_counters_under_held_requests_are_a_stall_and_the_engine_process_is
     dumped = list(folder.glob(f"pyspy-enginecore_{engine.pid}.*json"))
     assert dumped and "get_response" in dumped[0].read_text()
     assert any("black box" in gap["reason"] or "black_box" in gap["what"] for gap in verdict["missing"])
-    bench.page(BUSY % 10)
+    for tokens in (10, 11):  # one sign of life is not enough
+        bench.page(BUSY % tokens)
+        bench.turn_for(2.5)
     bench.turn_until("recovered")
 
 
@@ -130,7 +132,9 @@ def test_a_bundle_folder_that_cannot_be_written_is_told_and_the_watch_goes_on(tm
         try:
             failed = made.turn_until("error")
             assert "capture failed" in failed["text"] and made.turn_until("page")["page_sent"] is False
-            server.pages["/metrics"] = (200, BUSY % 8)
+            for tokens in (8, 9):  # one sign of life is not enough
+                server.pages["/metrics"] = (200, BUSY % tokens)
+                made.turn_for(2.5)
             made.turn_until("recovered")
         finally:
             made.watch.close()

@@ -190,3 +190,13 @@ def test_an_incident_that_was_not_captured_and_paged_to_the_end_is_taken_up_agai
     crashed, _ = incidents.decide(Book(), _judged(State.ended), Sample(0, None, 0, "inv", ended=True), 0)
     again, decision = incidents.decide(incidents.resumed(crashed, alarming), _judged(State.ended), Sample(0, None, 0, "inv", ended=True), 5)
     assert decision is Decision.declare_crash and len(again.ends) == 1, "one end is not counted twice"
+
+
+def test_a_server_that_warms_up_is_loading_whatever_its_boxes_hold(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "rank-0.box", Header(1, 0, 1, "d"))
+    box.enter(Phase.launch)
+    box.beat(held=1)
+    boxes = {0: blackbox.read(tmp_path / "rank-0.box")}
+    box.close()
+    assert from_boxes(0, boxes, ended=False, ready=False).loading
+    assert not from_boxes(0, boxes, ended=False).loading

@@ -1,0 +1,66 @@
+"""A request whose answer is known: does the server answer at all, and does it answer the same under load?
+
+The seeded canary is greedy and always the same. Its answer is recorded when it came twice alike from a server at rest;
+what comes under load must equal it. A single difference is not enough: where a model runs in bf16 the batch may turn a
+near tie. Pure; texts never enter, only their digests.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from monitors.judge.scene import Cite, Missing
+from monitors.judge.verdict import Class, Evidence, Verdict
+
+_ALIKE = 2  # so many equal answers at rest make the recorded one
+_TRIES = 6  # at rest, before the canary is given up as one that this server does not answer steadily
+_WINDOW = 8
+_WRONG = 2  # so many of the window's answers under load that differ are corruption
+
+
+class Answer(enum.StrEnum):
+    learning = "learning"
+    unsteady = "unsteady"  # the server at rest does not repeat itself: this canary says nothing here
+    same = "same"
+    different = "different"
+    corrupt = "corrupt"
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Begin with ``Canary()``. ``recorded`` is the digest of the answer that must come."""
+
+    recorded: str = ""
+    at_rest: tuple[str, ...] = ()
+    under_load: tuple[str, ...] = ()
+
+    def take(self, digest: str, *, loaded: bool) -> tuple[Canary, Answer]:
+        """After one more answer. ``loaded``: other requests ran beside it."""
+        if not self.recorded:
+            if loaded:
+                return self, Answer.learning
+            seen = (*self.at_rest, digest)
+            if seen.count(digest) >= _ALIKE:
+                return replace(self, recorded=digest, at_rest=()), Answer.learning
+            return replace(self, at_rest=seen[-_TRIES:]), Answer.unsteady if len(seen) >= _TRIES else Answer.learning
+        if not loaded:
+            # A server that answers otherwise at rest now is another one (a rollout): its answer is learned anew.
+            return (self, Answer.same) if digest == self.recorded else (Canary(at_rest=(digest,)), Answer.learning)
+        after = replace(self, under_load=(*self.under_load, digest)[-_WINDOW:])
+        if digest == self.recorded:
+            return after, Answer.same
+        return after, Answer.corrupt if after.wrong >= _WRONG else Answer.different
+
+    @property
+    def wrong(self) -> int:
+        return sum(digest != self.recorded for digest in self.under_load)
+
+    def verdict(self) -> Verdict:
+        """On a corrupt answer: health is good and the answers are wrong."""
+        cite = Cite("progress.json")
+        text = f"{self.wrong} of the last {len(self.under_load)} answers to the seeded canary under load differ from the one at rest"
+        missing = Missing(
+            "what would decide", "the same request alone and beside one other, by hand; a server without overlap or speculation"
+        )
+        return Verdict(Class.health_lies, min(0.9, 0.6 + 0.1 * self.wrong), (Evidence(text, cite),), (missing,), ())
