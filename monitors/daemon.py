@@ -21,7 +21,7 @@ from monitors import engines, fleet, page
 from monitors.capture import bundle
 from monitors.capture.bundle import auth_headers
 from monitors.capture.manifest import utc
-from monitors.judge import alarm, incidents
+from monitors.judge import alarm, incidents, slots
 from monitors.judge.alarm import Due
 from monitors.judge.canary import Answer, Canary
 from monitors.judge.incidents import Book, Decision
@@ -83,6 +83,7 @@ class Watch:
         self._book = incidents.resumed(_read_book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
         self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._job: concurrent.futures.Future[bundle.Captured] | None = None
+        self._leaking = False
         self._known: Verdict | None = None
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
@@ -100,6 +101,7 @@ class Watch:
         self._memory, judgement = advance(previous := self._memory, look.sample, self._limits)
         self._learn(judgement, look)
         self._tell_gaps(look)
+        self._leaks(look)
         for name, count in look.errors.items():
             self._emit("errors_grew", counter=name, by=count)
         if judgement.changed:
@@ -192,7 +194,7 @@ class Watch:
         if self._waiting is None:
             return
         (verdict, folder), opened = self._waiting, self._book.open
-        lies = opened is not None and opened.bundle == str(folder)
+        lies = (opened is not None and opened.bundle == str(folder)) or self._known is not None
         quiet_s = math.inf if self._memory.state is State.ended else self._memory.quiet_s
         found = alarm.due(verdict, lies=lies, quiet_s=quiet_s, source=self._sample.source, limits=self._limits,
                           signs=self._sample.signs)  # fmt: skip
@@ -250,6 +252,13 @@ class Watch:
         if self._flock.out_s is not None and look.sample.held == 0:
             return replace(look, sample=replace(look.sample, held=1.0))
         return look
+
+    def _leaks(self, look: Look) -> None:
+        """Slots that leak are told once, with the evidence."""
+        if look.leak and not self._leaking:
+            self._emit("leak_declared", text=look.leak)
+            self._capture("leak", _CRASH_BUDGET_S, {"leak": look.leak}, slots.verdict(look.leak))
+        self._leaking = bool(look.leak)
 
     def _corrupt(self) -> None:
         """Wrong answers under load: the evidence is taken, and the verdict is the canary's."""

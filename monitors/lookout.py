@@ -20,6 +20,7 @@ from monitors.judge.members import Members
 from monitors.judge.power import Bands, Load
 from monitors.judge.progress import Sample, Signs, Source, from_boxes, from_signals
 from monitors.judge.scene import BatchLine, Health, Notice, Process
+from monitors.judge.slots import Slots
 from monitors.observe import batchlog, boxes, journal, logfile, metrics, probe, process, rundir, stdin
 from monitors.observe.batchlog import Entry
 from monitors.observe.devices import Devices
@@ -40,7 +41,7 @@ _ORDERED = ("0/", "15/", "143")  # exit status 0, and the signal by which a serv
 class Look:
     """``boxes`` by rank, without events; ``gaps`` says what could not be read, one line each; ``load`` is all that the
     server did since the last look, None when that is mixed or not known; ``errors`` are the engine's own counters of them
-    that have grown since the last look, and by how much."""
+    that have grown since the last look, and by how much; ``leak`` says which slots leak, empty for none."""
 
     sample: Sample
     boxes: Mapping[int, boxes.Box]
@@ -48,6 +49,7 @@ class Look:
     notices: tuple[Notice, ...] = ()
     load: Load | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
+    leak: str = ""
 
 
 @dataclass
@@ -65,6 +67,7 @@ class _Source:
     seen: int = 0  # batch lines with progress
     kinds: Counter[str] = field(default_factory=Counter)
     last_batch: BatchLine | None = None
+    slots: Slots = field(default_factory=Slots)
     gaps: list[str] = field(default_factory=list)
 
 
@@ -115,7 +118,8 @@ class Lookout:
         self._told(notices)
         sample = self._sample(now, found, ended)
         errors, self._errors = self._errors, {}
-        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors)
+        leak = next((text for source in self._sources if (text := source.slots.stuck(now))), "")
+        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, leak)
 
     def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)
@@ -244,6 +248,8 @@ class Lookout:
         if read.batches:
             source.last_batch = read.batches[-1]
             source.seen += sum(1 for line in read.batches if line.progress)
+            for line in read.batches:
+                source.slots = source.slots.take(line, self._clock())
             source.kinds.update(line.kind for line in read.batches if line.progress)
             self._loading = self._compiling = False
         was_first, source.first = source.first, source.first and not entries
