@@ -96,7 +96,7 @@ class Watch:
 
     def turn(self) -> Judgement:
         """One look. Never raises for what happens to the server or to a node."""
-        look = self._lookout.look(in_doubt=self._memory.quiet_s >= _IN_DOUBT_S)
+        look = self._lookout.look(quiet_s=self._memory.quiet_s)
         look = self._canaries(look)
         self._memory, judgement = advance(previous := self._memory, look.sample, self._limits)
         self._learn(judgement, look)

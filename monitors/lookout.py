@@ -31,6 +31,8 @@ _METRICS_EVERY_S = 2.0
 _RUN_DIR_AGAIN_S = 10.0
 _DEADLINE_S = 5.0
 _TABLE_EVERY_S = 10.0
+_IN_DOUBT_S = 2.0
+_PROBE_AFTER_S = 15.0
 _PROBE_EVERY_S = 20.0
 _PROBE_DEADLINE_S = 15.0
 _GONE = frozenset({"gone", "Z", "X"})
@@ -87,7 +89,7 @@ class Lookout:
         self._members = Members()
         self._table: concurrent.futures.Future[tuple[Process, ...] | None] | None = None
         self._table_s = -1e9
-        self._in_doubt = False
+        self._quiet_s = 0.0
         self._probe: concurrent.futures.Future[Health] | None = None
         self._probe_s = -1e9
         self._rests_at = -1  # up to so many batch lines the server has been seen to rest
@@ -101,12 +103,13 @@ class Lookout:
         self._invocation = ""
         self._gone: frozenset[tuple[int, int]] = frozenset()
 
-    def look(self, *, in_doubt: bool = False) -> Look:
-        """``in_doubt``: the last look was quiet, so devices are asked more often."""
+    def look(self, *, quiet_s: float = 0.0) -> Look:
+        """``quiet_s``: how long held work has lain by the last look. In doubt devices are asked more often, and a server
+        that only its log speaks for is asked for a token."""
         now = self._clock()
-        self._in_doubt = in_doubt
+        self._quiet_s = quiet_s
         self._metrics(now)
-        self.devices.turn(now, in_doubt=in_doubt)
+        self.devices.turn(now, in_doubt=quiet_s >= _IN_DOUBT_S)
         jobs = [self._pool.submit(self._service, source, now) for source in self._sources]
         notices = tuple(notice for job in jobs for notice in job.result())
         found = {box.rank: box for source in self._sources if source.last for box in source.last.boxes}
@@ -150,8 +153,8 @@ class Lookout:
         doubt the server is asked for one token, which it gives when nothing is stuck."""
         if self._probe is not None and self._probe.done():
             answer, self._probe = self._probe.result(), None
-            self._rests_at = lines + 1 if answer.status == 200 else -1  # the probe's own line may yet come
-        if self._in_doubt and self._probe is None and lines > self._rests_at and now - self._probe_s >= _PROBE_EVERY_S:
+            self._rests_at = lines if answer.status == 200 else -1
+        if self._quiet_s >= _PROBE_AFTER_S and self._probe is None and lines > self._rests_at and now - self._probe_s >= _PROBE_EVERY_S:
             self._probe_s = now
             route = self.dialect.health.get("generate", "/health")
             headers = auth_headers(self.deployment)

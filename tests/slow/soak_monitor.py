@@ -163,6 +163,8 @@ def main() -> int:
     print(
         f"\nDrawn from {counted} of the real engine ({RECORDED['model']}, {RECORDED['seconds']:.0f} s); a capture takes {CAPTURE_S:.0f} s."
     )
+    if real := RECORDED.get("watched"):
+        print(f"Real traffic: the monitor watched that engine for {real['seconds']} s: {real['stalls']} stalls, {real['pages']} pages.")
     print(f"{time.monotonic() - begun:.0f} s of wall time; seed {asked.seed}.")
     return 0 if good else 1
 

@@ -2,7 +2,8 @@
 
 The default model is served and given mixed traffic: short and long prompts, short and long answers, JSON schemas, rests.
 Its black box is read every 20 ms. What is kept are durations in seconds: decode steps, prefill steps, silences between
-two signs of progress while work was held, and the boot.
+two signs of progress while work was held, and the boot. The monitor watches with its own settings meanwhile: what it
+declared and paged in these real minutes is kept as well.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import httpx
 
 from engine import default_model
 from engine.blackbox import Snapshot
+from monitors import daemon, fleet
 from monitors.judge.progress import from_boxes
 from tests.e2e.serving import Served, serving, wait_for
 
 RECORDED = Path(__file__).parent / "recorded.json"
-SECONDS = 150.0
+SECONDS = 200.0
 _KEPT = 400
 _WORDS = ("server", "batch", "queue", "page", "grows", "while", "counted", "gives", "back", "once", "more", "the", "a", "of", "takes")
 
@@ -46,6 +48,27 @@ def traffic(served: Served, stop: threading.Event, seed: int) -> None:
             stop.wait(rng.expovariate(1 / 3))
 
 
+def watch(served: Served, folder: Path, stop: threading.Event) -> list[str]:
+    """The monitor's loop beside the traffic; the names of its events."""
+    fleet_text = f'''[deployment.real]
+engine = "lastbatch"
+api = "{served.url}"
+service = "embedded"
+[[deployment.real.node]]
+name = "a"
+[[deployment.real.node.service]]
+unit = "real"
+ranks = [0]
+log = "{served.log}"
+run_dir = "{served.run_dir}"
+'''
+    whole = fleet.parse(fleet_text, "fleet.toml")
+    events: list[str] = []
+    options = daemon.Options(state_dir=folder / "state", bundle_root=folder / "bundles")
+    daemon.run(whole, [whole.one()], options, lambda event: events.append(str(event["event"])), stop)
+    return events
+
+
 def main() -> None:
     model = default_model.path()
     decode: list[float] = []
@@ -57,6 +80,9 @@ def main() -> None:
             boot_s = time.monotonic() - begun
             stop = threading.Event()
             clients = [threading.Thread(target=traffic, args=(served, stop, seed)) for seed in range(3)]
+            events: list[str] = []
+            over = threading.Event()
+            clients.append(threading.Thread(target=lambda: events.extend(watch(served, Path(scratch), over))))
             for client in clients:
                 client.start()
             before: Snapshot | None = None
@@ -82,9 +108,11 @@ def main() -> None:
                 before = box
                 time.sleep(0.02)
             stop.set()
-            for client in clients:
+            for client in clients[:-1]:
                 client.join(130)
             wait_for(lambda: served.box(0).host.held == 0, 60, "the server to come to rest")
+            over.set()
+            clients[-1].join(60)
             assert served.stop() == 0
     rng = random.Random(1)
 
@@ -96,6 +124,8 @@ def main() -> None:
     counted = {"decode": len(decode), "prefill": len(prefill), "silence": len(silences)}
     document = {
         "model": model.name, "seconds": SECONDS, "boot_s": round(boot_s, 1), "counted": counted,
+        "watched": {"seconds": round(time.monotonic() - begun - boot_s), "looks_s": 0.5,
+                    "stalls": events.count("stall_declared"), "pages": events.count("page")},
         "decode_s": kept(decode), "prefill_s": kept(prefill), "silence_s": kept(silences),
     }  # fmt: skip
     RECORDED.write_text(json.dumps(document) + "\n")
