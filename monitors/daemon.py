@@ -7,7 +7,6 @@ page counts them, tests read them. The capture runs beside the loop, so that a s
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import math
 import os
 import threading
@@ -17,19 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from monitors import engines, fleet, page
+from monitors import engines, fleet, kept, page
+from monitors.canaries import Canaries
 from monitors.capture import bundle
-from monitors.capture.bundle import auth_headers
 from monitors.capture.manifest import utc
 from monitors.judge import alarm, incidents, slots
 from monitors.judge.alarm import Due
-from monitors.judge.canary import Answer, Canary
-from monitors.judge.incidents import Book, Decision
-from monitors.judge.power import Bands
+from monitors.judge.incidents import Decision
 from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance
 from monitors.judge.verdict import Class, Verdict
 from monitors.lookout import Look, Lookout
-from monitors.observe.canary import Flock
 
 Emit = Callable[[dict[str, Any]], None]
 _CRASH_BUDGET_S = 30.0
@@ -72,15 +68,12 @@ class Watch:
         state_dir = options.state_dir or fleet.state_root() / "monitor"
         self._state_file = state_dir / f"{deployment.name}.json"
         self._bands_file = state_dir / f"{deployment.name}.power.json"
-        self._lookout = Lookout(deployment, bands=_read_bands(self._bands_file))
+        self._lookout = Lookout(deployment, bands=kept.bands(self._bands_file))
         self._limits = _limits(deployment, options.limits)
         self._memory = Memory()
         self._bands_s = 0.0
-        asked = deployment.canary
-        self._flock = Flock(deployment.api, idle_every_s=asked.idle_every_s, load_every_s=asked.load_every_s, deadline_s=asked.deadline_s,
-                            headers=auth_headers(deployment))  # fmt: skip
-        self._canary = Canary()
-        self._book = incidents.resumed(_read_book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
+        self._canaries = Canaries(deployment, self._emit)
+        self._book = incidents.resumed(kept.book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
         self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._job: concurrent.futures.Future[bundle.Captured] | None = None
         self._leaking = False
@@ -97,11 +90,14 @@ class Watch:
     def turn(self) -> Judgement:
         """One look. Never raises for what happens to the server or to a node."""
         look = self._lookout.look(quiet_s=self._memory.quiet_s)
-        look = self._canaries(look)
+        sample, corrupt = self._canaries.turn(look.sample)
+        look = replace(look, sample=sample)
         self._memory, judgement = advance(previous := self._memory, look.sample, self._limits)
         self._learn(judgement, look)
         self._tell_gaps(look)
         self._leaks(look)
+        if corrupt is not None:
+            self._corrupt(corrupt)
         for name, count in look.errors.items():
             self._emit("errors_grew", counter=name, by=count)
         if judgement.changed:
@@ -132,7 +128,7 @@ class Watch:
         if self._job is not None:
             concurrent.futures.wait([self._job], timeout=deadline_s)
             self._finish_capture()
-        self._flock.close()
+        self._canaries.close()
         self._capturing.shutdown(wait=False, cancel_futures=True)
         self._lookout.close()
 
@@ -232,27 +228,6 @@ class Watch:
         if self._unsent is not None and self._fleet.page.urls and now - self._unsent.last_s >= _PAGE_AGAIN_S:
             self._send()
 
-    def _canaries(self, look: Look) -> Look:
-        """Send a canary when it is time to, and judge the one that has come. One that is on its way is held work, whatever
-        the server's gauges say."""
-        if not self._flock.wanted:
-            return look
-        came = self._flock.turn(look.sample.mono_s, held=look.sample.held, learned=bool(self._canary.recorded))
-        if came is not None:
-            reading, seeded, loaded = came
-            if reading.value is None:
-                self._emit("gap", text=reading.reason)
-            elif seeded:
-                self._canary, answer = self._canary.take(reading.value.digest, loaded=loaded)
-                self._emit("canary", answer=answer.value, loaded=loaded, seconds=round(reading.value.seconds, 3))
-                if answer is Answer.corrupt:
-                    self._corrupt()
-            else:
-                self._emit("canary", answer="came", nonce=reading.value.nonce, seconds=round(reading.value.seconds, 3))
-        if self._flock.out_s is not None and look.sample.held == 0:
-            return replace(look, sample=replace(look.sample, held=1.0))
-        return look
-
     def _leaks(self, look: Look) -> None:
         """Slots that leak are told once, with the evidence."""
         if look.leak and not self._leaking:
@@ -260,9 +235,8 @@ class Watch:
             self._capture("leak", _CRASH_BUDGET_S, {"leak": look.leak}, slots.verdict(look.leak))
         self._leaking = bool(look.leak)
 
-    def _corrupt(self) -> None:
+    def _corrupt(self, verdict: Verdict) -> None:
         """Wrong answers under load: the evidence is taken, and the verdict is the canary's."""
-        verdict, self._canary = self._canary.verdict(), replace(self._canary, under_load=())
         self._emit("corruption_declared", wrong=verdict.evidence[0].text)
         self._capture("corruption", _CRASH_BUDGET_S, {"canary": verdict.to_json()}, verdict)
 
@@ -311,13 +285,9 @@ class Watch:
         self._keep(self._state_file, self._book.to_json(), "a monitor that is started again may page once more")
 
     def _keep(self, file: Path, document: Any, otherwise: str) -> None:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            scratch = file.with_suffix(".part")
-            scratch.write_text(json.dumps(document))
-            scratch.replace(file)
-        except OSError as error:
-            self._emit("error", text=f"{file}: {error.strerror}; {otherwise}")
+        why = kept.write(file, document)
+        if why:
+            self._emit("error", text=f"{why}; {otherwise}")
 
 
 def run(whole: fleet.Fleet, deployments: list[fleet.Deployment], options: Options, emit: Emit, stop: threading.Event,
@@ -349,20 +319,6 @@ def _loop(watch: Watch, poll_s: float, emit: Emit, stop: threading.Event) -> Non
             stop.wait(max(0.05, poll_s - (time.monotonic() - started)))
     finally:
         watch.close()
-
-
-def _read_book(path: Path) -> Book:
-    try:
-        return Book.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return Book()  # none yet, or cut by a full disk: at worst one page is sent twice
-
-
-def _read_bands(path: Path) -> Bands:
-    try:
-        return Bands.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Bands()  # none yet, or cut: they are learned within minutes
 
 
 def _limits(deployment: fleet.Deployment, asked: Limits) -> Limits:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monitors import daemon, fleet
+from monitors import fleet, kept
 from monitors.judge.power import Bands, Load
 from monitors.observe import cards
 from monitors.observe.devices import Devices
@@ -99,7 +99,7 @@ def test_a_file_of_bands_that_was_cut_is_begun_anew(tmp_path: Path) -> None:
     file = tmp_path / "d.power.json"
     for text in ("", "{", "[]", '{"gpu": {"decode": 3}}', '{"gpu": {"sleep": []}}'):
         file.write_text(text)
-        assert daemon._read_bands(file) == Bands()
-    kept = Bands({"gpu": {Load.idle: ((34.0, None),)}})
-    file.write_text(json.dumps(kept.to_json()))
-    assert daemon._read_bands(file) == kept
+        assert kept.bands(file) == Bands()
+    whole = Bands({"gpu": {Load.idle: ((34.0, None),)}})
+    file.write_text(json.dumps(whole.to_json()))
+    assert kept.bands(file) == whole

@@ -1,0 +1,47 @@
+"""The canaries of one deployment at work: sent when it is time to, their answers judged, an unanswered one held work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from monitors.capture.bundle import auth_headers
+from monitors.fleet import Deployment
+from monitors.judge.canary import Answer, Canary
+from monitors.judge.progress import Sample
+from monitors.judge.verdict import Verdict
+from monitors.observe.canary import Flock
+
+
+class Canaries:
+    """``emit(event, **fields)`` takes what is told: ``canary`` for each answer, ``gap`` for one that did not come."""
+
+    def __init__(self, deployment: Deployment, emit: Callable[..., None]) -> None:
+        asked = deployment.canary
+        self._emit = emit
+        self._flock = Flock(deployment.api, idle_every_s=asked.idle_every_s, load_every_s=asked.load_every_s, deadline_s=asked.deadline_s,
+                            headers=auth_headers(deployment))  # fmt: skip
+        self._canary = Canary()
+
+    def turn(self, sample: Sample) -> tuple[Sample, Verdict | None]:
+        """The sample with a canary that is on its way counted as held, whatever the server's gauges say; and a verdict
+        when answers under load are wrong."""
+        if not self._flock.wanted:
+            return sample, None
+        verdict = None
+        came = self._flock.turn(sample.mono_s, held=sample.held, learned=bool(self._canary.recorded))
+        if came is not None:
+            reading, seeded, loaded = came
+            if reading.value is None:
+                self._emit("gap", text=reading.reason)
+            elif seeded:
+                self._canary, answer = self._canary.take(reading.value.digest, loaded=loaded)
+                self._emit("canary", answer=answer.value, loaded=loaded, seconds=round(reading.value.seconds, 3))
+                if answer is Answer.corrupt:
+                    verdict, self._canary = self._canary.verdict(), replace(self._canary, under_load=())
+            else:
+                self._emit("canary", answer="came", nonce=reading.value.nonce, seconds=round(reading.value.seconds, 3))
+        return replace(sample, held=1.0) if self._flock.out_s is not None and sample.held == 0 else sample, verdict
+
+    def close(self) -> None:
+        self._flock.close()
