@@ -77,6 +77,7 @@ class Watch:
         self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._job: concurrent.futures.Future[bundle.Captured] | None = None
         self._leaking = False
+        self._orphans: set[int] = set()
         self._known: Verdict | None = None
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
@@ -98,6 +99,10 @@ class Watch:
         self._leaks(look)
         if corrupt is not None:
             self._corrupt(corrupt)
+        for row in look.orphans:
+            if row.pid not in self._orphans:
+                self._emit("orphan", pid=row.pid, title=row.title, node=row.node)
+        self._orphans = {row.pid for row in look.orphans}
         for name, count in look.errors.items():
             self._emit("errors_grew", counter=name, by=count)
         if judgement.changed:

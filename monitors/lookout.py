@@ -43,7 +43,8 @@ _ORDERED = ("0/", "15/", "143")  # exit status 0, and the signal by which a serv
 class Look:
     """``boxes`` by rank, without events; ``gaps`` says what could not be read, one line each; ``load`` is all that the
     server did since the last look, None when that is mixed or not known; ``errors`` are the engine's own counters of them
-    that have grown since the last look, and by how much; ``leak`` says which slots leak, empty for none."""
+    that have grown since the last look, and by how much; ``leak`` says which slots leak, empty for none; ``orphans`` are ranks
+    of an earlier start that live on."""
 
     sample: Sample
     boxes: Mapping[int, boxes.Box]
@@ -52,6 +53,7 @@ class Look:
     load: Load | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     leak: str = ""
+    orphans: tuple[Process, ...] = ()
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Lookout:
         sample = self._sample(now, found, ended)
         errors, self._errors = self._errors, {}
         leak = next((text for source in self._sources if (text := source.slots.stuck(now))), "")
-        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, leak)
+        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, leak, self._members.orphans)
 
     def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)

@@ -43,6 +43,14 @@ def test_a_stop_and_a_restart_are_no_deaths() -> None:
     assert looks((PARENT, *RANKS), (PARENT, RANKS[0]), (PARENT, *RANKS), (PARENT, *RANKS)).dead == (), "missed once by a look"
 
 
+def test_a_rank_of_an_earlier_start_beside_its_successor_is_an_orphan() -> None:
+    parent = replace(PARENT, pid=50, ppid=1)
+    new = tuple(replace(row, pid=row.pid + 100, ppid=50) for row in RANKS)
+    assert [row.pid for row in looks((parent, RANKS[1], *new)).orphans] == [11]
+    assert looks((PARENT, *RANKS)).orphans == (), "in a container the launcher itself is init"
+    assert looks((parent, *new)).orphans == ()
+
+
 CHILD = "import setproctitle, sys, time\nsetproctitle.setproctitle('sglang::scheduler_TP0')\nprint(1, flush=True)\nsys.stdin.read()"
 
 
