@@ -38,6 +38,9 @@ def _leaks(answer: Answer) -> Iterator[tuple[str, Finding]]:
         end = f", finish_reason {answer.finish}" if answer.finish else ""
         yield "leak", Finding(f"{found.what} in the visible {channel}: {found.marker!r} ({found.count} markers; {calls}{end})", cite)
         break
+    else:
+        if answer.ended and any(text.strip() for text in answer.texts.values()):
+            yield "answered", Finding("a request was answered to its end and nothing in the answer is amiss", answer.cite)
     if leak.doubled(answer.texts.get("content", "")):
         yield "doubled", Finding("the answer's text is one piece given twice", answer.cite)
 

@@ -33,7 +33,9 @@ def classify(scene: Scene) -> Verdict:
     rival = next((s for s in fitting[1:] if s.verdict is not best.verdict and s.base >= 0.5), None)
     if rival is not None:
         key = next(name for name in rival.needs[0] if name in found)
-        evidence.append(Evidence(f"this also fits {rival.verdict.value}: {found[key].text}", found[key].cite, supports=False))
+        evidence.append(
+            Evidence(f"this also fits {rival.verdict.value}: {found[key].text.partition(chr(10))[0]}", found[key].cite, supports=False)
+        )
     return Verdict(best.verdict, confidence, tuple(evidence), _missing(scene, best, confidence), _suspects(best, found))
 
 

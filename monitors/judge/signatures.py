@@ -155,6 +155,16 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         against=("enqueued_equal",),
     ),
+    # Where every GPU spins, the odd rank's too, it has not stayed behind on the host: it stands in another collective.
+    Signature(
+        Class.hang_tp_desync,
+        (("odd_busy",), ("gpus_spin",)),
+        0.6,
+        unless=(*MOVES, "computing", "uninterruptible"),
+        supports=("others_wait", "stacks_still", *HELD),
+        against=("enqueued_equal",),
+        decides="what each rank enqueued (flight recorder): by number, operation and size",
+    ),
     Signature(
         Class.hang_asymmetric,
         (("odd_busy",),),
@@ -372,7 +382,7 @@ SIGNATURES: tuple[Signature, ...] = (
         Class.slow_not_hung,
         (("gpus_work",), ("batches_end_with_work", "work_held", "in_step", "idle_line_with_work", "health_failed")),
         0.5,
-        unless=("no_progress", "watchdog", "rpc_timeout", "zero_lines_repeat"),
+        unless=("flows", "no_progress", "watchdog", "rpc_timeout", "zero_lines_repeat"),
         supports=("prefill_advances", "health_failed", "compiling"),
         decides="a second look: whether tokens were made between the two",
     ),
@@ -475,6 +485,7 @@ SIGNATURES: tuple[Signature, ...] = (
         0.2,
         decides="whether a request is outstanding, and stacks: utilisation and power alone tell neither work nor rest from a wait",
     ),
+    Signature(Class.healthy, (("answered",),), 0.4, unless=STALL, decides="counters and a second look: one answer is one request"),
     Signature(Class.idle_not_hung, (("gpus_idle",),), 0.3, unless=("batches_end_with_work",), decides="whether a request is outstanding"),
     Signature(Class.healthy, (("batches_end_with_work",),), 0.3, supports=("health_ok",), decides="what came after the last line"),
 )

@@ -24,7 +24,7 @@ _WRAPPERS = tuple(
     re.compile(text + _REST)
     for text in (
         r"\[?(?P<name>[A-Za-z][\w./-]{0,80})\]?[ \t]{1,40}\| ?",  # docker compose
-        r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d))[ \t]+(?:std(?:out|err) [FP] )?",  # kubectl, CRI
+        r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d))[ \t](?:std(?:out|err) [FP] )?",  # kubectl, CRI
         r"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?:[\w.-]{1,64} )?(?P<name>[\w@./:-]{1,100})\[(?P<pid>\d+)\]: ",  # journald
         r"\[\d+\] (?=\[rank)",
         r"\[(?P<name>[a-z][\w-]{0,60})\] (?=\()",
