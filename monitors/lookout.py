@@ -84,7 +84,9 @@ class Lookout:
         self.remotes = {node.name: Remote(node) for node in deployment.node}
         self._clock = clock
         self._sources = [_Source(node, service) for node in deployment.node for service in node.service]
-        self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, len(self._sources) + 1), thread_name_prefix="look")
+        # A place for whatever may hang at once: metrics, probe, process table and each node's GPUs, beside every source.
+        places = len(self._sources) + 3 + len(self.remotes)
+        self._pool = concurrent.futures.ThreadPoolExecutor(places, thread_name_prefix="look")
         self.devices = Devices(self.remotes, self._pool, bands or Bands())
         self._holding = Holding()
         self._errors: dict[str, float] = {}

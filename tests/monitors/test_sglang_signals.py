@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +66,7 @@ def work(watched: Watched, lines: int = 20) -> None:
 def test_a_server_known_by_lines_alone_is_asked_whether_it_rests(watched: Watched) -> None:
     watched.server.pages["/health_generate"] = (200, "")
     work(watched)
-    assert watched.look(600) is State.idle, "the last line says 2 running, and a token comes"
+    assert watched.look(150) is State.idle, "the last line says 2 running, and a token comes"
     work(watched, 3)
 
 
@@ -93,3 +96,23 @@ def test_a_gauge_that_is_stuck_at_0_is_not_believed_and_said_to_lie(watched: Wat
         watched.look(3)
     look = watched.lookout.look()
     assert any("not believed" in text for text in look.gaps) and look.sample.held == 2
+
+
+def test_a_server_that_answers_nothing_does_not_hold_up_the_look(watched: Watched) -> None:
+    stuck = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
+    watched.lookout.deployment = watched.lookout.deployment.model_copy(update={"api": f"http://127.0.0.1:{stuck.getsockname()[1]}"})
+    try:
+        for _ in range(3):
+            watched.line()
+        begun = time.monotonic()
+        for _ in range(40):
+            watched.now[0] += 1.0
+            watched.lookout.look(quiet_s=20.0)
+        assert time.monotonic() - begun < 3
+        assert watched.lookout._probe is not None and watched.lookout._page is not None, "both are still asked"
+    finally:
+        stuck.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                stuck.accept()[0].close()
+        stuck.close()
