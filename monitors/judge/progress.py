@@ -177,13 +177,15 @@ def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool, all
     # Followers keep a request's state until the next plan tells them that it left: only a leader knows what is held.
     leaders = [box for box in boxes.values() if box.header.tp == 0] or list(boxes.values())
     held = float(sum(max(box.host.held, box.host.running + box.host.waiting) for box in leaders))
-    # A grammar that compiles has a deadline of its own, and moves nothing meanwhile.
+    # A grammar that compiles has a deadline of its own, and moves nothing meanwhile: a leader that holds nothing else
+    # is well as long as it beats.
     compiling = sum(box.host.counters["grammar_waiting"] for box in leaders)
-    work = tuple(
+    beats = sum(box.host.beats for box in leaders) if 0 < held <= compiling else 0
+    work = (beats, *(
         (rank, box.host.progress_ns, box.device.begun, box.device.ended, box.device.layer, box.device.enqueued, box.device.completed,
          tuple(box.host.counters[name] for name in _WORK))
         for rank, box in sorted(boxes.items())
-    )  # fmt: skip
+    ))  # fmt: skip
     world = max(box.header.world for box in boxes.values())
     loading = (
         not ready or (all_answered and len(boxes) < world) or any(box.host.phase in (Phase.load, Phase.capture) for box in boxes.values())
@@ -192,7 +194,7 @@ def from_boxes(mono_s: float, boxes: Mapping[int, Snapshot], *, ended: bool, all
     at_rest = all(box.host.phase in (Phase.recv, Phase.idle) and box.device.state is DeviceState.idle for box in boxes.values())
     parked = at_rest or any(box.device.state is DeviceState.collective for box in boxes.values())
     return Sample(
-        mono_s, max(0.0, held - compiling), work, "+".join(invocations), loading and not ended, ended,
+        mono_s, held, work, "+".join(invocations), loading and not ended, ended,
         max(box.host.step for box in leaders), Source.boxes, Signs(parked=parked), exact=True,
     )  # fmt: skip
 

@@ -200,3 +200,28 @@ def test_a_server_that_warms_up_is_loading_whatever_its_boxes_hold(tmp_path: Pat
     box.close()
     assert from_boxes(0, boxes, ended=False, ready=False).loading
     assert not from_boxes(0, boxes, ended=False).loading
+
+
+def test_a_grammar_that_compiles_for_long_is_no_stall_while_the_leader_beats_and_is_one_when_it_does_not(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path / "rank-0.box", Header(1, 0, 1, "d"))
+    box.counters["grammar_waiting"] = 1
+    box.publish()
+    box.beat(held=1)
+
+    def look(at: float) -> Sample:
+        return from_boxes(at, {0: blackbox.read(tmp_path / "rank-0.box")}, ended=False)
+
+    samples = []
+    for second in range(120):
+        box.enter(Phase.idle)
+        samples.append(look(second))
+    assert {j.state for j in drive(samples, limits=Limits())} == {State.busy}
+    frozen = [look(120.0 + second) for second in range(10)]
+    assert drive(samples + frozen, limits=Limits())[-1].state is State.stalled
+    box.beat(held=2)  # another request, which waits for nothing but a batch
+    waiting = []
+    for second in range(10):
+        box.enter(Phase.idle)
+        waiting.append(look(200.0 + second))
+    box.close()
+    assert drive(samples + waiting, limits=Limits())[-1].state is State.stalled
