@@ -68,3 +68,7 @@ CASES := $(if $(wildcard ../shared/cases),../shared/cases,tests/monitors/cases)
 .PHONY: cases
 cases: $(READY) ## verdicts on recorded cases against what is expected, precision and recall by class
 	@$(BIN)/hang-monitor replay --all $(CASES) $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(READY) ## 10,000 mutated log lines, metrics pages, stacks and case folders: no exception
+	@FUZZ_ROUNDS=10000 $(BIN)/python -m pytest -q tests/monitors/test_any_input.py $(ARGS)

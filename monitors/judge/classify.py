@@ -10,6 +10,7 @@ from monitors.judge.signatures import SIGNATURES, Signature
 from monitors.judge.verdict import Class, Evidence, Verdict
 
 _EACH_SUPPORT = 0.05
+_MOST_SUPPORT = 0.3  # signals of one stall go together: many of them are not many times the evidence
 _EACH_AGAINST = 0.15
 _SURE = 0.97
 _KERNEL = Missing("the kernel on the device", "neither a stack nor a black box names it; the verdict does not claim one")
@@ -22,13 +23,21 @@ def classify(scene: Scene) -> Verdict:
     fitting = [signature for signature in SIGNATURES if _fits(signature, found)]
     if not fitting:
         return Verdict(
-            Class.hang_unknown, 0.1, (), (Missing("a signal", "nothing in the evidence says whether work is held or moves"), *scene.missing)
+            Class.hang_unknown,
+            0.1,
+            (),
+            (
+                Missing("a signal", "nothing in the evidence says whether work is held or moves"),
+                Missing("what would decide", "token counters twice, a completion with a nonce, and stacks of every rank"),
+                *scene.missing,
+                *collectives.missing(scene),
+            ),
         )
     best = fitting[0]
     supporting = _named(found, [name for group in best.needs for name in group] + list(best.supports))
     opposing = _named(found, best.against)
     extra = len(supporting) - len(best.needs)
-    confidence = max(0.1, min(_SURE, best.base + _EACH_SUPPORT * extra - _EACH_AGAINST * len(opposing)))
+    confidence = max(0.1, min(_SURE, best.base + _MOST_SUPPORT, best.base + _EACH_SUPPORT * extra - _EACH_AGAINST * len(opposing)))
     evidence = [Evidence(f.text, f.cite) for f in supporting] + [Evidence(f.text, f.cite, supports=False) for f in opposing]
     rival = next((s for s in fitting[1:] if s.verdict is not best.verdict and s.base >= 0.5), None)
     if rival is not None:

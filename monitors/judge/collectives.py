@@ -77,11 +77,15 @@ def _compare(source: str, found: list[Enqueued], people: People) -> Iterator[tup
         text = f"{what}: collective {first.seq} was entered as {sides}"
         yield "enqueued_differ", Finding(text, first.cite, people(_minority(ops)))
     else:
-        state = _sides({one.rank: one.state for one in found}) if len({one.state for one in found}) > 1 else first.state
-        yield (
-            "enqueued_equal",
-            Finding(f"{what}: every rank has enqueued {first.seq} collectives{f', {state}' if state else ''}", first.cite),
-        )
+        states = {one.rank: one.state for one in found}
+        state = _sides(states) if len(set(states.values())) > 1 else first.state
+        text = f"{what}: every rank has enqueued {first.seq} collectives{f', {state}' if state else ''}"
+        yield "enqueued_equal", Finding(text, first.cite)
+        late = [rank for rank, said in states.items() if said == "scheduled"]
+        if late and len(late) < len(states) and all(said in ("scheduled", "started") for said in states.values()):
+            yield "recorder_split", Finding(f"{text}: the stream of some ranks never reached it", first.cite, people(late))
+        elif all(said == "started" for said in states.values()):
+            yield "collective_open", Finding(f"{what}: every rank is inside collective {first.seq} and none has completed it", first.cite)
 
 
 def missing(scene: Scene) -> Iterator[Missing]:

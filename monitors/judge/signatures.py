@@ -354,6 +354,22 @@ SIGNATURES: tuple[Signature, ...] = (
         decides="stacks of the ranks whose GPUs are idle",
     ),
     Signature(
+        Class.hang_asymmetric,
+        (("recorder_split",),),
+        0.5,
+        unless=(*MOVES, "gpus_spin"),
+        supports=("gpus_split", "enqueued_equal", *HELD),
+        decides="stacks and GPU readings of the ranks whose stream did not reach the collective",
+    ),
+    Signature(
+        Class.hang_symmetric_spin,
+        (("collective_open",),),
+        0.45,
+        unless=(*MOVES, "gpus_split", "flows"),
+        supports=("gpus_spin", "enqueued_equal", *HELD),
+        decides="a second dump: whether the same collective is still open; stacks and GPU power",
+    ),
+    Signature(
         Class.slow_not_hung,
         (("batches_go_on", "stacks_move"),),
         0.7,

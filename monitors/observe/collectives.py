@@ -21,7 +21,7 @@ from monitors.judge.scene import Cite, Enqueued
 _LAUNCHED = re.compile(r"(?P<n>\d+) ranks? (?:has|have) launched up to operation (?P<seq>\d+)")
 _RAS_RANK = re.compile(r"^\s+Rank (?P<rank>\d+)\b(?:.{0,120}?(?:operation|count)s? (?P<seq>\d+))?")
 _RAS_MISSING = re.compile(r"(?i)missing communicator data from|did not respond|unresponsive|dead process|lost process")
-_LOOSE = re.compile(r'"rank"\s*:\s*(?P<rank>\d+)(?P<rest>.{0,600})', re.DOTALL)
+_LOOSE = re.compile(r'"rank"\s*:\s*(?P<rank>\d{1,9})')
 _COUNT = re.compile(r'"(?P<key>[\w ]*(?:[Cc]ount|[Oo]ps?)[\w ]*|All\w+|Reduce\w*|Broadcast)"\s*:\s*(?P<n>\d+)')
 _ADVANCED = 64  # levels of nesting that a dump may have
 
@@ -177,12 +177,13 @@ def _counts(raw: Mapping[str, Any]) -> int | None:
 
 
 def _ras_loose(text: str, artefact: str) -> Iterable[Enqueued]:
-    for match in _LOOSE.finditer(text[: 1 << 20]):
-        rest = match["rest"].split('"rank"', 1)[0]
-        counts = [int(found["n"]) for found in _COUNT.finditer(rest)]
+    text = text[: 1 << 20]
+    starts = list(_LOOSE.finditer(text))
+    for match, after in zip(starts, [*(m.start() for m in starts[1:]), len(text)], strict=True):
+        counts = [int(found["n"][:18]) for found in _COUNT.finditer(text, match.end(), min(after, match.end() + 2000))]
         if counts:
-            yield Enqueued(int(match["rank"]), sum(counts), group="ras", source="ras",
-                           cite=Cite(artefact, text.count("\n", 0, match.start()) + 1))  # fmt: skip
+            cite = Cite(artefact, text.count("\n", 0, match.start()) + 1)
+            yield Enqueued(int(match["rank"]), sum(counts), group="ras", source="ras", cite=cite)
 
 
 def _whole(text: str) -> int | None:
