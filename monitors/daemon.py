@@ -103,6 +103,8 @@ class Watch:
             if row.pid not in self._orphans:
                 self._emit("orphan", pid=row.pid, title=row.title, node=row.node)
         self._orphans = {row.pid for row in look.orphans}
+        for node, index, xid in self._lookout.devices.xids():
+            self._emit("xid", node=node, gpu=index, xid=xid)
         for name, count in look.errors.items():
             self._emit("errors_grew", counter=name, by=count)
         if judgement.changed:

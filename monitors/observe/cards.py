@@ -86,6 +86,7 @@ class Here:
         self._node = node
         self._asking: concurrent.futures.Future[dict[str, Any]] | None = None
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="nvml")
+        self._xids: list[tuple[int, int]] = []
 
     def ask(self) -> None:
         """Ask, unless a question is open."""
@@ -98,9 +99,16 @@ class Here:
             return None
         asked, self._asking = self._asking, None
         try:
-            return from_answer(asked.result(), self._node)
+            answer = asked.result()
+            self._xids += [(int(one["index"]), int(one["xid"])) for one in answer.get("xids", ())]
+            return from_answer(answer, self._node)
         except Exception as error:  # whatever a vendor's library raises is a reading, not the end of the watch
             return gap(f"NVML: {type(error).__name__}: {error}")
+
+    def xids(self) -> list[tuple[int, int]]:
+        """The driver's errors that have come since the last call, each once: (index of the GPU, Xid)."""
+        found, self._xids = self._xids, []
+        return found
 
     @property
     def waiting(self) -> bool:

@@ -73,6 +73,10 @@ class Devices:
             self.bands = power.learn(self.bands, fresh, load)
         return bool(fresh)
 
+    def xids(self) -> list[tuple[str, int, int]]:
+        """The drivers' errors on this machine since the last call: (node, index of the GPU, Xid)."""
+        return [(node.remote.name, index, xid) for node in self._nodes if node.here for index, xid in node.here.xids()]
+
     @property
     def gaps(self) -> list[str]:
         """Nodes whose GPUs were read before and are not any more. That a node has none is no gap."""

@@ -30,6 +30,8 @@ from typing import Any
 
 _BOX_LOCKS = (32768, 36864)  # where a black box keeps the sequence locks of its two records
 _BOX_HEAD = 40960  # everything before the ring
+_MOST_XIDS = 100
+_listening: dict[str, Any] = {}  # NVML's set of events, while this process keeps NVML open
 _BOX_OWNER = struct.Struct("<IIQ")  # at byte 8: pid, slots, start on the monotonic clock in ns
 
 
@@ -156,7 +158,8 @@ def _stack(tool: str, pid: int, native: bool, deadline_s: float) -> dict[str, An
 
 def gpus(keep: bool = False, **_: Any) -> dict[str, Any]:
     """``{rows: [...]}`` or ``{reason}``: NVML, and nvidia-smi where Python has no NVML. ``keep``: NVML stays open for the
-    next call of this process, since to open it costs more than all readings."""
+    next call of this process, since to open it costs more than all readings; then ``xids: [{index, xid}]`` are the
+    errors of the driver since the last call, which NVML tells only to who has been listening."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -165,18 +168,38 @@ def gpus(keep: bool = False, **_: Any) -> dict[str, Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return _nvidia_smi(f"NVML: {error}")
-    rows = []
+    rows, heard = [], {}
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
             rows.append(_gpu(pynvml, index))
+        heard = _xids(pynvml, len(rows)) if keep else {}
     except pynvml.NVMLError as error:
         keep = False  # a driver that was reloaded needs a new beginning
         return {"reason": f"NVML: {error}"}
     finally:
         if not keep:
+            _listening.clear()
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
-    return {"rows": rows} if rows else {"reason": "NVML answers and knows no GPU"}
+    return {"rows": rows, **heard} if rows else {"reason": "NVML answers and knows no GPU"}
+
+
+def _xids(nvml: Any, count: int) -> dict[str, Any]:
+    """``{xids: [...]}``, and ``xid_gap`` where the driver does not tell them."""
+    found: list[dict[str, int]] = []
+    try:
+        if "set" not in _listening:
+            made = nvml.nvmlEventSetCreate()
+            for index in range(count):
+                nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(index), nvml.nvmlEventTypeXidCriticalError, made)
+            _listening["set"] = made
+        while len(found) < _MOST_XIDS:
+            event = nvml.nvmlEventSetWait_v2(_listening["set"], 0)
+            found.append({"index": int(nvml.nvmlDeviceGetIndex(event.device)), "xid": int(event.eventData)})
+    except (nvml.NVMLError, AttributeError) as error:
+        if not isinstance(error, getattr(nvml, "NVMLError_Timeout", ())):
+            return {"xids": found, "xid_gap": f"NVML: {error}"}
+    return {"xids": found}
 
 
 def _gpu(nvml: Any, index: int) -> dict[str, Any]:

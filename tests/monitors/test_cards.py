@@ -64,6 +64,19 @@ def test_this_machines_cards_are_read_beside_the_watch(nvml: Path) -> None:
     assert json.loads(done.stdout) == [7, "Fake card 0", True]
 
 
+def test_errors_of_the_driver_are_told_once(nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.write_text("7 3 60000 250000 0\n")
+    monkeypatch.setenv("FAKE_XID", str(tmp_path / "xid"))
+    program = (
+        "import json, pathlib, time\nfrom monitors.observe.cards import Here\nhere = Here('a')\ntold = []\n"
+        "def ask():\n    here.ask()\n    until = time.monotonic() + 10\n"
+        "    while here.poll() is None and time.monotonic() < until:\n        time.sleep(0.01)\n    told.append(here.xids())\n"
+        f"ask()\npathlib.Path({str(tmp_path / 'xid')!r}).write_text('79 31')\nask()\nask()\nhere.close()\nprint(json.dumps(told))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=30, check=True)
+    assert json.loads(done.stdout) == [[], [[0, 31], [0, 79]], []]
+
+
 def test_a_library_that_fails_in_an_unknown_way_is_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**_: Any) -> dict[str, Any]:
         raise RuntimeError("the driver went away")
