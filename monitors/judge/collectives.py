@@ -84,7 +84,9 @@ def _compare(source: str, found: list[Enqueued], people: People) -> Iterator[tup
         late = [rank for rank, said in states.items() if said == "scheduled"]
         if late and len(late) < len(states) and all(said in ("scheduled", "started") for said in states.values()):
             yield "recorder_split", Finding(f"{text}: the stream of some ranks never reached it", first.cite, people(late))
-        elif all(said == "started" for said in states.values()):
+        elif all(
+            one.state == "started" or (not one.state and (one.completed or 0) < one.seq and one.completed is not None) for one in found
+        ):
             yield "collective_open", Finding(f"{what}: every rank is inside collective {first.seq} and none has completed it", first.cite)
 
 

@@ -12,14 +12,16 @@ _HOT_CPU = 90.0
 
 
 def processes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Finding]]:
-    stopped = [p for p in scene.processes if p.state in ("T", "t")]
-    for p in stopped:
-        views_ = tuple(r for r in ranks if r.stopped)
-        yield "stopped", Finding(f"process {p.pid} ({p.title.split(' cfg=')[0]}) is stopped (state {p.state})", p.cite, views_)
-    for p in scene.processes:
+    ours = _ours(scene)
+    for p in ours:
+        if p.state in ("T", "t"):
+            views_ = tuple(r for r in ranks if r.stopped)
+            yield "stopped", Finding(f"process {p.pid} ({p.title.split(' cfg=')[0]}) is stopped (state {p.state})", p.cite, views_)
+    for p in ours:
         if p.state == "D":
             where = f", waiting in {p.wchan}" if p.wchan and p.wchan != "0" else ""
-            yield "uninterruptible", Finding(f"process {p.pid} ({p.title}) is in an uninterruptible sleep (state D){where}", p.cite)
+            who = tuple(r for r in ranks if r.process is p)
+            yield "uninterruptible", Finding(f"process {p.pid} ({p.title}) is in an uninterruptible sleep (state D){where}", p.cite, who)
     members = [p for p in scene.processes if scene.dialect.member_title.match(p.title)]
     dead = [p for p in members if p.state in ("Z", "X") and p.rank is None]
     if dead:
@@ -47,6 +49,12 @@ def processes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, 
     if alive and not gone and not dead:
         assert alive[0].process is not None
         yield "ranks_alive", Finding(f"all {len(alive)} rank processes are alive", alive[0].process.cite)
+
+
+def _ours(scene: Scene) -> list[Process]:
+    """The engine's processes and their children; all of the table where no title is known."""
+    known = {p.pid for p in scene.processes if p.rank is not None or scene.dialect.member_title.match(p.title)}
+    return [p for p in scene.processes if not known or p.pid in known or p.ppid in known]
 
 
 def gpus(scene: Scene) -> Iterator[tuple[str, Finding]]:

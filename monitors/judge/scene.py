@@ -69,6 +69,7 @@ class Stack:
 
 SIMULATED = "simulated"  # the source of a reading that was derived from a black box, and of nothing else
 _BUSY_PERCENT = 95
+_WAITS_BELOW_MEMORY = 15  # percent of memory utilisation: a wait reads next to nothing
 _WAITS_BELOW = 0.55  # of the power cap: a kernel that spins draws less than one that works
 _WORKS_ABOVE = 0.7
 _WAITS_BELOW_W, _WORKS_ABOVE_W = 30.0, 200.0  # where no cap is known: what no part does at work, what none does in a spin
@@ -96,7 +97,7 @@ class Gpu:
     def spinning(self) -> bool:
         """Busy by utilisation and far below its power cap: a kernel waits for something. Needs a power reading;
         absolute watts are the fallback where no cap is known."""
-        if not self.hot or self.power_w is None:
+        if not self.hot or self.power_w is None or (self.mem_util or 0) > _WAITS_BELOW_MEMORY:
             return False
         return self.power_w < (_WAITS_BELOW * self.limit_w if self.limit_w else _WAITS_BELOW_W)
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from monitors.engines.dialect import NoticeKind
 from monitors.judge.finding import Finding
-from monitors.judge.scene import Cite, Log, Scene
+from monitors.judge.scene import Cite, Log, Notice, Scene
 
 _KINDS: tuple[NoticeKind, ...] = (
     "watchdog", "peer_wait", "rpc_timeout", "health_failed", "memory", "killed", "crash", "exit", "retraction", "transfer_error",
     "grammar_error", "compiling", "device_lost", "network", "probe_refused", "fallback", "native_frames", "orderly", "no_memory_free",
 )  # fmt: skip
+_OF_A_STOP = frozenset({"KeyboardInterrupt", "SystemExit", "CancelledError", "GeneratorExit", "BrokenPipeError", "ClientDisconnect"})
+_ORDERED = ("0", "15", "TERM", "SUCCESS")
 _SURVIVABLE = frozenset({"crash", "native_frames", "memory", "killed", "device_lost"})
 _HEALTH_ROUTES = ("/health", "/healthz", "/ping", "/v1/models", "/health_generate", "/readyz", "/livez", "/api/ps", "/health/ready")
 _STILL_SAYS = 400  # an access line's status from here on is a refusal
@@ -45,7 +47,7 @@ def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
             )
     current = [_life(one) for one in scene.logs]
     for kind in _KINDS:
-        notices = [notice for one in current for notice in one.notices if notice.kind == kind]
+        notices = [notice for one in current for notice in one.notices if notice.kind == kind and not _asked_for(notice)]
         if notices:
             times = f" ({len(notices)} times)" if len(notices) > 1 else ""
             lived = kind in _SURVIVABLE and _survived(scene, notices[-1].cite)
@@ -82,7 +84,7 @@ def ends(scene: Scene) -> Iterator[tuple[str, Finding]]:
         )
         yield name, Finding(f"service manager: {last.text[:160]}{lives}", last.cite)
     yield from _units(scene)
-    tracebacks = [t for one in scene.logs for t in _life(one).tracebacks]
+    tracebacks = [t for one in scene.logs for t in _life(one).tracebacks if t.kind.rpartition(".")[2] not in _OF_A_STOP]
     if tracebacks:
         last_one = tracebacks[-1]
         what = f"{last_one.kind}: {last_one.message}" if last_one.kind else "the log is cut before the exception's own line"
@@ -119,6 +121,11 @@ def _units(scene: Scene) -> Iterator[tuple[str, Finding]]:
         if state in ("failed", "inactive"):
             text = f"the unit is {state} ({values.get('SubState', '')}), its last exit status {values.get('ExecMainStatus', 'not told')}"
             yield "unit_down", Finding(text, cite("ActiveState"))
+
+
+def _asked_for(notice: Notice) -> bool:
+    """Whether an exit is one that somebody ordered, by its status."""
+    return notice.kind == "exit" and notice.fields.get("status", "").split("/")[0] in _ORDERED
 
 
 def _survived(scene: Scene, cite: Cite) -> bool:

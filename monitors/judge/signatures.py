@@ -94,7 +94,14 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
     ),
     Signature(Class.crash, (("rank_gone",),), 0.8, unless=("watchdog",), supports=("traceback", "health_down", "killed", "exit")),
-    Signature(Class.crash, (("killed",), ("health_down", "unit_down")), 0.6, unless=WEDGED),
+    Signature(
+        Class.crash,
+        (("killed",),),
+        0.5,
+        unless=(*WEDGED, "peer_wait", "ranks_alive"),
+        supports=("health_down", "unit_down"),
+        decides="the lines before it: the exception, or whose signal it was",
+    ),
     Signature(
         Class.loading_not_hung,
         (("loading", "stacks_load"),),
@@ -328,6 +335,14 @@ SIGNATURES: tuple[Signature, ...] = (
         unless=(*MOVES, "flows"),
         supports=HELD,
         decides="GPU power: a wait draws far less than work; and stacks of every rank",
+    ),
+    Signature(
+        Class.hang_asymmetric,
+        (("uninterruptible",), STALL),
+        0.5,
+        unless=(*MOVES, "gpus_spin"),
+        supports=("gpus_split", *HELD),
+        decides="a native stack of the process that sleeps, and the kernel's log: which device or file it waits for",
     ),
     Signature(
         Class.hang_symmetric_spin,
