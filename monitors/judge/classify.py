@@ -39,6 +39,8 @@ def classify(scene: Scene) -> Verdict:
     extra = len(supporting) - len(best.needs)
     confidence = max(0.1, min(_SURE, best.base + _MOST_SUPPORT, best.base + _EACH_SUPPORT * extra - _EACH_AGAINST * len(opposing)))
     evidence = [Evidence(f.text, f.cite) for f in supporting] + [Evidence(f.text, f.cite, supports=False) for f in opposing]
+    if best.verdict.is_hang and "groups" in found:
+        evidence.append(Evidence(found["groups"].text, found["groups"].cite))
     rival = next((s for s in fitting[1:] if s.verdict is not best.verdict and s.base >= 0.5), None)
     if rival is not None:
         key = next(name for name in rival.needs[0] if name in found)

@@ -22,7 +22,7 @@ _STILL_SAYS = 400  # an access line's status from here on is a refusal
 
 def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
     """The end of the log: what the last lines with a meaning say, and whether batches went on after them."""
-    for one in scene.logs:
+    for one in sorted(scene.logs, key=lambda log: log.role == "prefill"):  # of a split server, decode holds the requests
         if one.batches:
             last = one.batches[-1]
             held = last.running + last.waiting

@@ -10,6 +10,7 @@ from monitors.observe.reading import Reading, gap
 from monitors.remote import NodeError, Remote
 
 _POLL_BYTES = 1 << 20
+_LONGEST_REST = 64 << 10  # of a line that is not ended: what has no end must not fill the memory
 
 
 @dataclass
@@ -43,9 +44,17 @@ class Follower:
             self._rest = b""  # another file, or a hole: half a line of before does not belong to what follows
         self.skipped_bytes += 0 if first else answer["gap"]
         self._offset, self._inode = answer["offset"], answer["inode"]
-        *whole, self._rest = (self._rest + data).split(b"\n")
+        *whole, rest = (self._rest + data).split(b"\n")
         if first and answer["offset"] > len(data) and whole:
             whole = whole[1:]  # the first read began in mid-line
+        # A progress bar rewrites one line for minutes and never ends it: its last whole state is a line, or a server
+        # that loads would look silent. A carriage return at the very end may be half of a line's end.
+        states, last_return, self._rest = rest.rpartition(b"\r")
+        if last_return and not self._rest:
+            states, self._rest = b"", rest[-_LONGEST_REST:]
+        elif states.strip():
+            whole.append(states.rsplit(b"\r", 1)[-1])
+        self._rest = self._rest[-_LONGEST_REST:]
         return Reading([line.decode(errors="replace") for line in whole])
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from monitors import engines
+from monitors import engines, fleet
 from monitors.judge.moment import Moment
 from monitors.observe import batchlog, stamps
 from monitors.observe.envelope import unwrap
+from monitors.observe.logfile import Follower
+from monitors.remote import Remote
 
 FORMATS = Path(__file__).parents[3] / "shared/formats"
 DECODE = (
@@ -165,3 +167,34 @@ def test_every_line_of_the_format_samples_is_read_or_skipped() -> None:
             batches[path.name] = max(batches.get(path.name, 0), len(log.batches))
     silent = sorted(name for name, count in batches.items() if count == 0)
     assert all(name.startswith(("nccl", "ray", "dynamo", "ollama", "wrap", "tgi")) for name in silent), silent
+
+
+def test_a_progress_bar_that_never_ends_its_line_is_seen_to_move_and_fills_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"start\r\n")
+    with Remote(fleet.Node(name="a")) as remote:
+        follower = Follower(str(path), remote)
+        assert [line.strip() for line in follower.poll().value or []] == ["start"]
+        with path.open("ab") as file:
+            file.write(b"warm-up:  3%\rwarm-up:  6%\rwarm-up:")
+        assert follower.poll().value == ["warm-up:  6%"]
+        with path.open("ab") as file:
+            file.write(b"  9%\rwarm-up: 12%\n")
+        assert [line.rsplit("\r", 1)[-1] for line in follower.poll().value or []] == ["warm-up: 12%"]
+        with path.open("ab") as file:
+            file.write(b"x" * 500_000)
+        assert follower.poll().value == [] and len(follower._rest) <= 64 << 10
+
+
+def test_a_line_end_of_two_characters_that_is_read_in_halves_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(b"one\n")
+    with Remote(fleet.Node(name="a")) as remote:
+        follower = Follower(str(path), remote)
+        follower.poll()
+        with path.open("ab") as file:
+            file.write(b"two\r")
+        assert follower.poll().value == []
+        with path.open("ab") as file:
+            file.write(b"\nthree\r\n")
+        assert [line.rstrip() for line in follower.poll().value or []] == ["two", "three"]
