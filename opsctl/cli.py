@@ -14,11 +14,14 @@ from typing import TextIO
 
 import typer
 
+from monitors.capture.manifest import BundleError
 from monitors.exit_codes import ExitCode
 from monitors.fleet import FleetError
 from opsctl import capture as capturing
 from opsctl.answer import Answer, Problem, Session
+from opsctl.bundle import app as bundle_app
 from opsctl.demo.cli import demo
+from opsctl.incident import app as incident_app
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
 from opsctl.service.cli import app as service_app
@@ -32,6 +35,8 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(service_app, name="service")
+app.add_typer(bundle_app, name="bundle")
+app.add_typer(incident_app, name="incident")
 app.command()(demo)
 
 
@@ -54,6 +59,9 @@ def capture(
     budget_s: float = typer.Option(60.0, "--budget-s", help="What all probes may take together, in seconds."),
     native: bool = typer.Option(False, "--native", help="Also take native stacks, which pauses every process."),
     bundle_dir: str = typer.Option("", "--bundle-dir", help="Where to put it. [default: where the fleet file says]"),
+    include_prompts: bool = typer.Option(False, "--include-prompts", help="Keep prompts and answers that stand in logs: people's words."),
+    redact_ip: bool = typer.Option(False, "--redact-ip", help="Take IP addresses out too."),
+    cuda_core_dump: bool = typer.Option(False, "--cuda-core-dump", help="Trigger a device core dump of each rank; it halts the device."),
     fail_on_verdict: bool = typer.Option(False, "--fail-on-verdict", help="Exit 9 when a wedge, a crash or corruption is found."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON envelope."),
 ) -> None:
@@ -61,7 +69,7 @@ def capture(
     session: Session = context.obj
     answer = capturing.capture(
         fleet_path, deployment, session.env, reason=reason, budget_s=budget_s, native=native, root=Path(bundle_dir) if bundle_dir else None,
-        fail_on_verdict=fail_on_verdict, say=session.talk,
+        fail_on_verdict=fail_on_verdict, include_prompts=include_prompts, redact_ip=redact_ip, core_dump=cuda_core_dump, say=session.talk,
     )  # fmt: skip
     session.show(answer, as_json=as_json)
 
@@ -86,6 +94,8 @@ def main(
         code, problem = error.code, Problem("refused", str(error), remedy=error.remedy)
     except FleetError as error:
         code, problem = ExitCode.USAGE, Problem("fleet", str(error))
+    except BundleError as error:
+        code, problem = ExitCode.USAGE, Problem("bundle", str(error))
     except Locked as error:
         code, problem = ExitCode.LOCKED, Problem("locked", str(error))
     except Unreachable as error:

@@ -1,0 +1,76 @@
+"""``opsctl bundle`` and ``opsctl incident`` on a bundle of real ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitors.capture import archive, bundle
+from opsctl.cli import main
+from tests.monitors.cluster import HEALTHY, Cluster, small_fleet, web
+
+
+def opsctl(*words: str) -> tuple[int, Any]:
+    out = io.StringIO()
+    code = main([*words, "--json"], {}, stdout=out, stderr=io.StringIO())
+    return int(code), json.loads(out.getvalue())["data"]
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("taken")
+    with web(HEALTHY) as server, Cluster(folder) as cluster:
+        cluster.wedge("grammar")
+        seen = {"stalled_s": 5.0, "held": 2.0, "state": "stalled", "last_progress_utc": "2026-01-01T00:00:00.000Z"}
+        return bundle.capture(small_fleet(cluster, server.url).one(), root=folder / "bundles", budget_s=20.0, progress=seen).folder
+
+
+def test_a_bundle_is_packed_verified_extracted_and_a_changed_one_is_found(taken: Path, tmp_path: Path) -> None:
+    packed = archive.pack(taken, tmp_path / "b.tar.zst")
+    assert opsctl("bundle", "verify", str(packed))[0] == 0
+    code, data = opsctl("bundle", "extract", str(packed), "--into", str(tmp_path))
+    assert code == 0 and data["ok"]
+    again = Path(data["folder"])
+    (again / "ps.txt").write_text("forged\n")
+    assert opsctl("bundle", "verify", str(again))[0] == 9
+    code, found = opsctl("bundle", "diff", str(taken), str(again))
+    assert code == 0 and found == []
+    assert opsctl("bundle", "verify", str(tmp_path / "none"))[0] == 2
+
+
+def test_a_manifest_says_clocks_tools_and_digests(taken: Path) -> None:
+    _, data = opsctl("bundle", "show", str(taken))
+    assert data["clocks"]["a"]["within_s"] > 0 and abs(data["clocks"]["a"]["offset_s"]) <= data["clocks"]["a"]["within_s"]
+    assert data["tools"]["a"]["py_spy"].startswith("py-spy") and data["end"] >= data["start"]
+    assert set(data["config_digests"]) == {"0", "1", "2"}
+
+
+def test_the_report_is_one_page_that_asks_nothing_of_any_network(taken: Path, tmp_path: Path) -> None:
+    from monitors import report
+
+    folder = tmp_path / "copy"
+    shutil.copytree(taken, folder)
+    text = report.write(folder).read_text()
+    assert bundle.verify(folder).ok
+    assert "<script" not in text and not re.findall(r'(?:src|href)="(?:https?:)?//', text) and "@import" not in text and "url(" not in text
+    anchors = set(re.findall(r'id="([^"]+)"', text))
+    cited = set(re.findall(r'class="cite"><a href="#([^"]+)"', text))
+    assert cited and {name for name in cited if name.startswith(("a-rank", "a-progress"))} <= anchors
+    assert "hang_grammar_barrier" in text and text.count("<svg") >= 2 + 2 * 3
+
+
+def test_every_number_of_the_drafts_is_read_from_the_artefact_that_it_cites(taken: Path) -> None:
+    code, data = opsctl("incident", "report", str(taken))
+    assert code == 0
+    lines = [line for line in data["incident"].splitlines() if line.startswith("- ") and "[`" in line]
+    assert lines
+    for line in lines:
+        artefact = re.findall(r"\[`([^`:]+)", line)[-1]
+        assert (taken / artefact).is_file(), line
+    assert "5.0 s without progress [`progress.json`]" in data["incident"] and "127.0.0.1" not in data["upstream"]
