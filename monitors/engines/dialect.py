@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 Mark = Literal[
     "grammar", "collective", "device_wait", "receive", "reply", "idle", "read", "callback", "compile", "driver",
-    "parse", "transfer", "step", "launch_callback", "barrier", "load",
+    "parse", "transfer", "step", "launch_callback", "barrier", "load", "sync",
 ]  # fmt: skip
 NoticeKind = Literal[
     "ready", "loading", "watchdog", "health_failed", "crash", "traceback", "peer_wait", "rpc_timeout",

@@ -157,6 +157,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "timeouts_differ",
             "desync_report",
             "enqueued_differ",
+            "decode_stops_first",
             "stacks_still",
             *HELD,
         ),
@@ -277,9 +278,8 @@ SIGNATURES: tuple[Signature, ...] = (
         Class.hang_cpu_bound,
         (("host_busy",), ("no_progress", "idle_line_with_work", "peer_wait", "counters_flat", "clients_wait")),
         0.6,
-        unless=("progress", "nothing_held", "loading", "batches_go_on", "counters_move", "gpus_work"),
+        unless=("progress", "nothing_held", "loading", "batches_go_on", "counters_move", "gpus_work", "gpus_spin"),
         supports=("devices_idle", "gpus_idle", "cpu_hot", "stacks_move", "frames_move", *HELD),
-        against=("gpus_spin",),
     ),
     Signature(
         Class.hang_cpu_bound,

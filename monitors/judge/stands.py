@@ -41,6 +41,7 @@ _MEANING: tuple[tuple[frozenset[str], Standing], ...] = (
     (frozenset({"barrier"}), Standing.barrier),
     (frozenset({"collective"}), Standing.collective),
     (frozenset({"device_wait"}), Standing.device_wait),
+    (frozenset({"sync"}), Standing.device_wait),
     (frozenset({"compile"}), Standing.compile),
     (frozenset({"parse"}), Standing.parse),
     (frozenset({"grammar"}), Standing.grammar),
@@ -79,6 +80,8 @@ def stand_of(thread: Thread, dialect: Dialect) -> Stand:
     if not thread.frames:
         return Stand(Standing.unknown, "no Python frame", thread.cite)
     marked = [(i, mark) for i, frame in enumerate(thread.frames) if (mark := dialect.mark(frame.function, frame.file))]
+    # A place that reads a value back from the device waits there only when it is the innermost frame.
+    marked = [(i, mark) for i, mark in marked if mark != "sync" or i == 0]
     marks = {mark for _, mark in marked}
     for needed, standing in _MEANING:
         if needed <= marks:
