@@ -97,7 +97,7 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
     for stack in scene.stacks:
         if stack.main and not stack.who.isdigit() and not stack.sample:
             stand = stand_of(stack.main, scene.dialect)
-            if stand.standing in ELSEWHERE:
+            if stand.standing is Standing.reply:
                 yield "engine_waits", Finding(f"process {stack.who} is {stand.standing}: {stand.where}", stand.cite)
     # A rank that waits for work turns in its loop, and its frames with it: that says nothing about progress.
     turned = {r.who: r.still for r in placed if r.still is not None and r.standing not in ELSEWHERE}

@@ -36,6 +36,8 @@ class Standing(enum.StrEnum):
 _MEANING: tuple[tuple[frozenset[str], Standing], ...] = (
     (frozenset({"callback"}), Standing.host_callback),
     (frozenset({"device_wait", "grammar"}), Standing.grammar_barrier),
+    # Who waits for a worker's reply does so whatever call the message comes through.
+    (frozenset({"reply"}), Standing.reply),
     # A collective by which requests are handed out is a wait for work, whatever library call it is made of.
     (frozenset({"collective", "receive"}), Standing.receive),
     (frozenset({"barrier"}), Standing.barrier),
@@ -45,7 +47,6 @@ _MEANING: tuple[tuple[frozenset[str], Standing], ...] = (
     (frozenset({"compile"}), Standing.compile),
     (frozenset({"parse"}), Standing.parse),
     (frozenset({"grammar"}), Standing.grammar),
-    (frozenset({"reply"}), Standing.reply),
     (frozenset({"receive"}), Standing.receive),
     (frozenset({"idle"}), Standing.idle),
     (frozenset({"transfer"}), Standing.transfer),
