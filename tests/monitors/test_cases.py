@@ -141,3 +141,32 @@ def test_no_rule_names_a_version_a_date_or_a_case() -> None:
     shown = {"(?P<", "%d"}
     dated = re.compile(r"\b20[12]\d-\d\d\b|\b\d+\.\d+\.\d+\b|\bcase\b")
     assert not [rule for rule in rules if dated.search(rule) and not any(word in rule for word in shown)]
+
+
+def test_every_finding_that_a_signature_names_is_made_somewhere() -> None:
+    made = "".join(path.read_text() for path in Path(casefolder.__file__).parent.glob("judge/*.py") if path.name != "signatures.py")
+    made += "".join(path.read_text() for path in Path(casefolder.__file__).parent.glob("engines/dialect.py"))
+    named = {name for one in SIGNATURES for group in (*one.needs, one.unless, one.supports, one.against) for name in group}
+    assert not [name for name in sorted(named) if f'"{name}"' not in made]
+
+
+def test_the_majority_is_told_as_the_scene_and_the_odd_ranks_as_suspects(tmp_path: Path) -> None:
+    waiting = ("all_reduce (torch/distributed/distributed_c10d.py:9)", "forward (model.py:2)", "run_batch (sglang/srt/scheduler.py:8)")
+    for rank in range(5):
+        place = ("recv_requests (sglang/srt/managers/scheduler.py:4)",) if rank == 3 else waiting
+        text = f'Process {rank + 10}: sglang::scheduler_TP{rank}\n\nThread {rank + 10} (active): "MainThread"\n'
+        (tmp_path / f"pyspy-{rank}.txt").write_text(text + "".join(f"    {frame}\n" for frame in place))
+    verdict = casefolder.judge(tmp_path)
+    assert verdict.verdict is Class.hang_tp_desync and [who.split(":")[0] for who in verdict.suspects] == ["rank 3"]
+    assert any("4 of 5 (ranks 0, 1, 2, 4)" in e.text and "1 of 5 (rank 3)" in e.text for e in verdict.evidence)
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text().replace("recv_requests (sglang/srt/managers/scheduler.py:4)", "make_ptx (triton/compiler.py:3)"))
+    assert casefolder.judge(tmp_path).verdict is Class.hang_asymmetric
+
+
+def test_an_assumed_zone_is_told_with_every_time(tmp_path: Path) -> None:
+    line = "Decode batch, #running-req: 2, #token: 9, token usage: 0.10, gen throughput (token/s): 5.0, #queue-req: 0\n"
+    (tmp_path / "server.log").write_text("".join(f"[2026-03-02 10:00:0{i} TP0] {line}" for i in range(3)))
+    assert any("10:00:02 UTC (zone assumed)" in e.text for e in casefolder.judge(tmp_path).evidence)
+    (tmp_path / "server.log").write_text("".join(f"2026-03-02T09:00:0{i}+01:00 [2026-03-02 09:00:0{i} TP0] {line}" for i in range(3)))
+    assert any("08:00:02 UTC)" in e.text for e in casefolder.judge(tmp_path).evidence)
