@@ -21,7 +21,10 @@ from monitors.observe import answers, batchlog, clients, collectives, dumps, gpu
 _STACK = re.compile(r"^(?P<tool>pyspy|gdb|faulthandler|stack)-(?P<who>[A-Za-z0-9_]+?)(?:\.(?P<sample>[A-Za-z0-9]+))?\.(?P<form>txt|json)$")
 _RECORDER = re.compile(r"^(?:fr|flight|nccl_trace_rank|recorder)[-_]?(?P<rank>\d+)?(?:\.(?:json|pickle|pkl|bin))?$")
 _SAMPLE = re.compile(r"\.t?(?P<sample>\d+)\.txt$")
-_HEALTH = re.compile(r"GET (?P<route>\S+) (?P<status>\d{3}|connection refused|no answer|timed? ?out)(?: (?P<seconds>[\d.]+))?")
+_HEALTH = re.compile(
+    r"(?:(?P<method>GET|POST|HEAD) )?(?:https?://[^/\s]{1,80})?(?P<route>/[\w./-]{1,80})\s{0,4}(?:->|:|=)?\s{0,4}"
+    r"(?P<status>\d{3}\b|(?i:connection refused|no answer|timed? ?out|hangs?))(?:\D{0,6}(?P<seconds>\d{1,6}(?:\.\d{1,9})?))?"
+)
 
 
 @dataclass
@@ -167,11 +170,16 @@ def _metrics(path: Path, _dialect: Dialect, found: Found) -> None:
 
 
 def _health(path: Path, _dialect: Dialect, found: Found) -> None:
+    """Answers of routes, one a line. A POST is a client's request, whatever file it stands in."""
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-        match = _HEALTH.search(line)
-        if match:
-            status = int(match["status"]) if match["status"].isdigit() else 0
-            found.health.append(Health(match["route"], status, float(match["seconds"] or 0), Cite(path.name, number)))
+        match = _HEALTH.search(line[:2048])
+        if match is None:
+            continue
+        cite, status = Cite(path.name, number), int(match["status"]) if match["status"].isdigit() else 0
+        if match["method"] == "POST":
+            found.clients.append(Client("ok" if status == 200 else "timeout", line.strip()[:300], cite))
+        else:
+            found.health.append(Health(match["route"], status, float(match["seconds"] or 0), cite))
 
 
 def _clocks(path: Path, _dialect: Dialect, found: Found) -> None:

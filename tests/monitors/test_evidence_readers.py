@@ -204,3 +204,12 @@ def test_what_clients_saw_is_read_from_lines_and_from_a_table() -> None:
     assert [one.what for one in clients.from_text("qps,ok_before_hang\n2,77\n", "smoke.txt")] == ["timeout"]
     assert units.from_attempts("attempt,exit\n1,143\n2,0\n3,1\n", "x").values["FailedAttempts"] == "2"
     assert GENERIC.rank_of("nobody") is None
+
+
+def test_a_health_file_that_also_holds_a_request_tells_both(tmp_path: Path) -> None:
+    (tmp_path / "health.txt").write_text(
+        "GET /health 200 0.003 s\nGET http://a:1/v1/models -> 200\nPOST /v1/completions timed out 120.0 s\n"
+    )
+    scene = casefolder.read(tmp_path)
+    assert [(h.route, h.status, h.seconds) for h in scene.health] == [("/health", 200, 0.003), ("/v1/models", 200, 0.0)]
+    assert casefolder.judge(tmp_path).verdict is Class.health_lies
