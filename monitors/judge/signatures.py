@@ -498,7 +498,7 @@ SIGNATURES: tuple[Signature, ...] = (
         Class.hang_asymmetric,
         (("gpus_split",),),
         0.35,
-        unless=(*MOVES, "log_idle"),
+        unless=(*MOVES, "log_idle", "gauges_zero"),
         decides="whether a request is outstanding: ranks that wait for the next one in a collective look the same; and stacks",
     ),
     Signature(
