@@ -7,18 +7,24 @@ import os
 import signal
 import sys
 import threading
+import time
 import urllib.request
 from collections import Counter
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from monitors import casefolder, daemon, fleet, scoreboard
+from monitors import casefolder, daemon, fleet, scoreboard, silences
+from monitors import doctor as examining
+from monitors import page as paging
+from monitors.capture.manifest import utc
 from monitors.exit_codes import ExitCode
 from monitors.judge.progress import Limits
 from monitors.judge.verdict import Verdict
+from monitors.liveness import Liveness
+from monitors.sdnotify import Notifier
 from monitors.status import StatusServer
 
 app = typer.Typer(name="hang-monitor", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -82,8 +88,13 @@ def run(
     # The watches run in threads of their own: the main thread must stay free for signals.
     worker = threading.Thread(target=daemon.run, args=(whole, chosen, options, emit, stop, watches))
     worker.start()
+    alive = Liveness(Notifier(), whole.heartbeat, lambda event: emit({"utc": utc(), **event}))
     while worker.is_alive():
         worker.join(0.5)
+        if stop.is_set():
+            alive.stopping()
+        else:
+            alive.turn([watch.status for watch in watches])
     if server is not None:
         server.close()
     raise typer.Exit(ExitCode.INTERRUPTED if interrupted.is_set() else ExitCode.DONE)
@@ -113,6 +124,75 @@ def replay(
         _fail(str(error))
     print(json.dumps(verdict.to_json(), indent=2) if as_json else _told(verdict))
     raise typer.Exit(ExitCode.FOUND if fail_on_verdict and verdict.verdict.is_alarm else ExitCode.DONE)
+
+
+@app.command()
+def doctor(
+    fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file")],
+    deployment: Annotated[str, typer.Option("--deployment", help="only this one; default: all")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="the proofs as JSON")] = False,
+) -> None:
+    """Prove now what a capture will need on every node; exit 9 when something is missing."""
+    try:
+        whole = fleet.load(fleet_file)
+        chosen = [whole.one(deployment)] if deployment else list(whole.deployment.values())
+    except fleet.FleetError as error:
+        _fail(str(error))
+    found = {one.name: examining.examine(whole, one) for one in chosen}
+    if as_json:
+        print(json.dumps({name: [proof.to_json() for proof in proofs] for name, proofs in found.items()}, indent=1))
+    else:
+        print("\n\n".join(f"{name}\n{examining.table(proofs)}" for name, proofs in found.items()))
+    failed = any(proof.ok is False for proofs in found.values() for proof in proofs)
+    raise typer.Exit(ExitCode.FOUND if failed else ExitCode.DONE)
+
+
+@app.command("page")
+def page_test(
+    fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file")],
+    test: Annotated[bool, typer.Option("--test", help="send one page that says it is a test")] = False,
+) -> None:
+    """Send a test page to everybody that the fleet file names."""
+    if not test:
+        _fail("only --test is known: the monitor sends the others")
+    try:
+        urls = fleet.load(fleet_file).page.urls
+    except fleet.FleetError as error:
+        _fail(str(error))
+    sent = paging.send(urls, "hang-monitor: test", f"This is a test of the pager from {os.uname().nodename}. Nothing is wrong.")
+    print(json.dumps({"page_sent": sent.sent, "reason": sent.reason}))
+    raise typer.Exit(ExitCode.DONE if sent.sent and not sent.reason else ExitCode.INTERNAL)
+
+
+@app.command()
+def silence(
+    state_dir: Annotated[Path, typer.Option("--state-dir", help="the one that `run` was given")],
+    for_s: Annotated[float, typer.Option("--for-s", help="how long [s]; 0 ends those that match")] = 3600.0,
+    deployment: Annotated[str, typer.Option("--deployment", help="name or pattern")] = "*",
+    verdict: Annotated[str, typer.Option("--verdict", help="class or pattern, e.g. hang_*")] = "*",
+    why: Annotated[str, typer.Option("--why", help="kept beside it")] = "",
+) -> None:
+    """Page nobody for a while; evidence is taken all the same."""
+    path, now = state_dir / "silences.json", time.time()
+    kept = [one for one in silences.load(path) if (one.deployment, one.verdict) != (deployment, verdict)]
+    if for_s > 0:
+        kept.append(silences.Silence(deployment, verdict, now + for_s, os.environ.get("SUDO_USER") or os.environ.get("USER", "?"), why))
+    try:
+        silences.save(path, kept, now)
+    except OSError as error:
+        _fail(f"{path}: {error.strerror}", ExitCode.INTERNAL)
+    for one in silences.load(path):
+        print(f"{one.deployment} {one.verdict} until {utc(one.until_unix_s)} by {one.who}: {one.why}")
+
+
+@app.command()
+def unit(
+    fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file that the unit names")] = Path("/etc/lastbatch/fleet.toml"),
+) -> None:
+    """Print the systemd unit of the monitor with this machine's paths."""
+    text = (resources.files("monitors.packaging") / "hang-monitor.service").read_text(encoding="utf-8")
+    command = Path(sys.executable).with_name("hang-monitor")
+    print(text.replace("@HANG_MONITOR@", str(command)).replace("@FLEET@", str(fleet_file.absolute())), end="")
 
 
 @app.command()

@@ -16,16 +16,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from monitors import engines, fleet, kept, page
+from monitors import aftermath, engines, fleet, kept, page, planned, silences
 from monitors.canaries import Canaries
-from monitors.capture import bundle
+from monitors.capture import bundle, retention
 from monitors.capture.manifest import utc
+from monitors.capture.redact import Policy
 from monitors.judge import alarm, incidents, slots
 from monitors.judge.alarm import Due
 from monitors.judge.incidents import Decision
 from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance
 from monitors.judge.verdict import Class, Verdict
 from monitors.lookout import Look, Lookout
+from monitors.trail import Trail
 
 Emit = Callable[[dict[str, Any]], None]
 _CRASH_BUDGET_S = 30.0
@@ -68,6 +70,7 @@ class Watch:
         state_dir = options.state_dir or fleet.state_root() / "monitor"
         self._state_file = state_dir / f"{deployment.name}.json"
         self._bands_file = state_dir / f"{deployment.name}.power.json"
+        self._silences = state_dir / "silences.json"
         self._lookout = Lookout(deployment, bands=kept.bands(self._bands_file))
         self._limits = _limits(deployment, options.limits)
         self._memory = Memory()
@@ -76,12 +79,17 @@ class Watch:
         self._book = incidents.resumed(kept.book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
         self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._job: concurrent.futures.Future[bundle.Captured] | None = None
+        self._following = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="after")
+        self._followed: concurrent.futures.Future[None] | None = None
+        self._taken: list[float] = []
+        self._trail = Trail()
         self._leaking = False
         self._orphans: set[int] = set()
         self._known: Verdict | None = None
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
         self._unsent: _Unsent | None = None
+        self._paged_title = ""  # of the page that nobody has been told the end of
         self._suspicion: dict[str, Any] | None = None
         self._gaps: dict[str, float] = {}
         self._loading_since: float | None = None
@@ -117,7 +125,12 @@ class Watch:
             )
         self._boot_deadline(judgement, look.sample.mono_s)
         self._suspect(judgement, previous, look)
-        self._book, decision = incidents.decide(self._book, judgement, look.sample, time.time())
+        before = self._book
+        self._book, decision = incidents.decide(before, judgement, look.sample, time.time())
+        holder = planned.lease(self.deployment, self._lookout.remotes) if decision is Decision.declare_crash else ""
+        if holder:  # the rollout proves, reverts and pages by itself
+            self._book, decision = before, Decision.none
+            self._emit("planned_end", text=holder)
         if decision is not Decision.none:
             self._act(decision, judgement, look)
             self._keep_book()
@@ -125,7 +138,9 @@ class Watch:
         self._finish_capture()
         self._page_when_due()
         self._page_again(look.sample.mono_s)
+        self._trail.add(look.sample.mono_s, time.time(), judgement.state.value, judgement.held, judgement.quiet_s, look.sample.steps)
         self.status = {
+            "trail": self._trail.samples()[-180:],
             "deployment": self.deployment.name, "state": judgement.state.value, "held": judgement.held,
             "quiet_s": round(judgement.quiet_s, 2), "incident": self._book.to_json()["open"], "gaps": list(look.gaps), "looked_utc": utc(),
         }  # fmt: skip
@@ -135,6 +150,9 @@ class Watch:
         if self._job is not None:
             concurrent.futures.wait([self._job], timeout=deadline_s)
             self._finish_capture()
+        if self._followed is not None:
+            concurrent.futures.wait([self._followed], timeout=deadline_s)
+        self._following.shutdown(wait=False, cancel_futures=True)
         self._canaries.close()
         self._capturing.shutdown(wait=False, cancel_futures=True)
         self._lookout.close()
@@ -159,6 +177,7 @@ class Watch:
             self._capture("crash", _CRASH_BUDGET_S, {"state": judgement.state.value, "ended": True, "ends": len(self._book.ends)})
         else:
             self._emit(decision.value, quiet_s=round(judgement.quiet_s, 2))
+            self._tell_recovery(decision)
 
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], verdict: Verdict | None = None) -> None:
         """Take the evidence beside the watch. ``verdict``: what is known already and no evidence of a wedge replaces."""
@@ -166,9 +185,15 @@ class Watch:
             self._emit("error", text=f"a capture is still running; no second one is taken for this {reason}")
             return
         self._known = verdict
+        now = time.time()
+        self._taken = [at for at in self._taken if now - at < 3600]
+        often = retention.too_often(self._taken, now, self._fleet.capture.most_per_hour)
+        self._taken.append(now)
         self._job = self._capturing.submit(
             bundle.capture, self.deployment, reason=reason, budget_s=budget_s, root=self._options.bundle_root, native=self._options.native,
             progress=seen, suspicion=self._suspicion, fleet_text=_text_of(self._fleet.path), remotes=self._lookout.remotes,
+            trail=self._trail.text(), stacks=not often, core_dump=self._fleet.capture.cuda_core_dump,
+            policy=Policy(addresses=self._fleet.capture.redact_ip),
         )  # fmt: skip
 
     def _finish_capture(self) -> None:
@@ -191,6 +216,8 @@ class Watch:
         self._waiting = (taken.verdict, taken.folder)
         self._page_when_due()
         self._keep_book()
+        self._followed = self._following.submit(aftermath.follow, self._fleet, self.deployment, taken.folder, self._emit,
+                                                wedge=taken.verdict.verdict.is_hang)  # fmt: skip
 
     def _page_when_due(self) -> None:
         """Page for the last verdict when it is time to: at once, when the work still lies after a while, or not at all."""
@@ -212,6 +239,11 @@ class Watch:
             self._emit("page", page_sent=None, reason=f"{verdict.verdict.value} is recorded and pages nobody")
 
     def _page(self, verdict: str, body: str, opened: incidents.Incident | None) -> None:
+        quiet = silences.active(silences.load(self._silences), self.deployment.name, verdict, time.time())
+        if quiet is not None:
+            until = utc(quiet.until_unix_s)
+            self._emit("page", page_sent=None, reason=f"silenced until {until} by {quiet.who}: {quiet.why}", title=verdict)
+            return
         key = incidents.page_key(opened, verdict) if opened else f"recovered:{verdict}"
         if not incidents.page_due(self._book, key, time.time()):
             self._emit("page", page_sent=None, reason="this incident has been paged already")
@@ -219,12 +251,22 @@ class Watch:
         self._unsent = _Unsent(key, f"{self.deployment.name}: {verdict}", body)
         self._send()
 
+    def _tell_recovery(self, decision: Decision) -> None:
+        """Whoever was paged hears that it is over. No page: nobody is woken for it, and it is not tried again."""
+        if decision not in (Decision.recovered, Decision.restarted) or not self._paged_title or not self._fleet.page.recovery:
+            return
+        title, self._paged_title = self._paged_title, ""
+        words = "makes progress again" if decision is Decision.recovered else "was started again and is watched"
+        told = page.send(self._fleet.page.urls, f"over: {title}", f"{self.deployment.name} {words}.")
+        self._emit("recovery_notice", sent=told.sent, reason=told.reason)
+
     def _send(self) -> None:
         assert self._unsent is not None
         due = self._unsent
         result = page.send(self._fleet.page.urls, due.title, due.body)
         if result.sent:
             self._book, self._unsent = incidents.with_page(self._book, due.key, time.time()), None
+            self._paged_title = due.title
             self._keep_book()
         else:
             self._unsent = replace(due, tries=due.tries + 1, last_s=time.monotonic())
@@ -302,10 +344,6 @@ def run(whole: fleet.Fleet, deployments: list[fleet.Deployment], options: Option
     """Watch until ``stop`` is set. ``watches`` is filled for a status page to read."""
     made = watches if watches is not None else []
     made.extend(Watch(whole, deployment, options, emit) for deployment in deployments)
-    for watch in made:
-        if watch.deployment.on_wedge.action != "page":
-            text = f"on_wedge.action = {watch.deployment.on_wedge.action!r} is not carried out by this version: it pages"
-            emit({"event": "notice", "deployment": watch.deployment.name, "utc": utc(), "text": text})
     threads = [
         threading.Thread(target=_loop, args=(watch, options.poll_s, emit, stop), name=f"watch-{watch.deployment.name}") for watch in made
     ]

@@ -26,6 +26,7 @@ from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
 from opsctl.service.cli import app as service_app
 from opsctl.service.manager import Locked, ServiceError, Unreachable
+from opsctl.watch import watch
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # of the click that typer carries and does not export whole
 
@@ -38,6 +39,7 @@ app.add_typer(service_app, name="service")
 app.add_typer(bundle_app, name="bundle")
 app.add_typer(incident_app, name="incident")
 app.command()(demo)
+app.command()(watch)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from monitors import fleet
 from opsctl.answer import Answer, Session
 from opsctl.service import wait
 from opsctl.service.definition import services_folder
@@ -22,6 +23,8 @@ NAME = typer.Argument(help="The service: NAME.toml in the services folder.")
 SERVICES = typer.Option("", "--services", help="Folder of service definitions. [default: $OPSCTL_SERVICES, else the user's configuration]")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
 INVOCATION = typer.Option("", "--invocation", help="Of which start. [default: the last]")
+FLEET = typer.Option("fleet.toml", "--fleet", help="The fleet file.")
+DEPLOYMENT = typer.Option("", "--deployment", help="Which deployment. [default: the only one]")
 DEADLINE = typer.Option(720.0, "--deadline-s", help="How long to wait for it, in seconds.")
 
 
@@ -67,6 +70,24 @@ def restart(context: typer.Context, name: str = NAME, services: str = SERVICES, 
     wait.start([service], waiter, deadline_s)
     _until_ready(service, waiter, deadline_s)
     _show(session, "service restart", service, as_json)
+
+
+@app.command("restart-group")
+def restart_group(
+    context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, deadline_s: float = DEADLINE, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Stop all services of a deployment together, start them together and wait until all are ready."""
+    from opsctl.rollout import target  # it stands on this package
+
+    session: Session = context.obj
+    one = fleet.load(fleet_path).one(deployment)
+    group = target.of(one, fleet_path, session.env).managers
+    waiter = Waiter(talk=session.talk)
+    wait.stop(group, waiter, deadline_s)
+    wait.start(group, waiter, deadline_s)
+    waiter.until(f"{one.name} to be ready", lambda: all(manager.snapshot().state is State.active for manager in group), deadline_s)
+    data = {"services": {manager.name: msgspec.to_builtins(manager.snapshot()) for manager in group}}
+    session.show(Answer("service restart-group", data, f"{one.name}: {len(group)} services restarted, all ready"), as_json=as_json)
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""What a machine installs beside the code: the unit, a dashboard, alert rules."""

@@ -1,0 +1,114 @@
+"""The monitor as a service: its word to systemd, planned ends, a monitor that is killed, what follows a capture."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from monitors import fleet, planned
+from monitors.capture import manifest
+from monitors.liveness import Liveness
+from monitors.sdnotify import Notifier
+from tests.monitors.cluster import HEALTHY, ROOT, Cluster, fleet_text, until, web
+from tests.monitors.test_daemon import Monitor, write_fleet
+
+
+def test_systemd_hears_ready_after_the_first_look_and_nothing_while_a_watch_is_stuck(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(5)
+        now = [100.0]
+        alive = Liveness(Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000000"}), fleet.Heartbeat(), print, lambda: now[0])
+        assert not alive.turn([{"deployment": "a", "state": "unknown"}])
+        look = {"deployment": "a", "state": "busy", "looked_utc": "1"}
+        assert alive.turn([look])
+        assert manager.recv(200) == b"READY=1" and manager.recv(200) == b"WATCHDOG=1\nSTATUS=a busy"
+        now[0] += 60  # the watch has not looked since
+        assert not alive.turn([look])
+        assert alive.turn([{**look, "looked_utc": "2"}])
+        assert manager.recv(200).startswith(b"WATCHDOG=1")
+
+
+def test_a_heartbeat_is_fetched_and_a_failure_is_told_once(tmp_path: Path) -> None:
+    told: list[dict[str, object]] = []
+    now = [0.0]
+    with web({"/beat": (404, "")}) as server:
+        alive = Liveness(Notifier({}), fleet.Heartbeat(url=f"{server.url}/beat", every_s=10), told.append, lambda: now[0])
+        for look in range(3):
+            now[0] += 11
+            alive.turn([{"deployment": "a", "state": "idle", "looked_utc": str(look)}])
+            until(lambda: told, "the failure is told")
+        assert len(told) == 1 and told[0]["ok"] is False
+        server.pages["/beat"] = (200, "ok")
+        now[0] += 11
+        alive.turn([{"deployment": "a", "state": "idle", "looked_utc": "9"}])
+        until(lambda: len(told) == 2 and told[1]["ok"], "and that it is over")
+
+
+def test_a_lease_is_read_as_systemd_units_and_embedded_services_keep_it() -> None:
+    assert "lease tok1" in planned.held("100.5 9\ntok1 16000\n", None)
+    assert not planned.held("300.5 9\ntok1 16000\n", None)  # long ended
+    record = json.dumps({"token": "tok2", "until_mono": 130.0, "ttl_s": 60})
+    assert "lease tok2" in planned.held(f"100.5 9\n\n{record}", 100.0)
+    assert not planned.held(f"300.5 9\n\n{record}", 300.0)
+    assert not planned.held("100.5 9\n\n", None) and not planned.held("", None) and not planned.held("100 1\n\n{cut", None)
+
+
+def test_an_end_under_a_rollouts_lease_is_no_crash(tmp_path: Path) -> None:
+    with web(HEALTHY) as server, web() as receiver, Cluster(tmp_path) as cluster:
+        monitor = Monitor(tmp_path, write_fleet(tmp_path, cluster, server.url, receiver))
+        try:
+            cluster.work()
+            until(lambda: "busy" in monitor.states(), "the monitor sees work")
+            lease = cluster.run_dir / ".supervisor/lease.json"
+            lease.parent.mkdir()
+            lease.write_text(json.dumps({"token": "planned", "until_mono": time.monotonic() + 60, "ttl_s": 60}))
+            for process in cluster.ranks:
+                process.kill()
+            assert "planned" in monitor.wait("planned_end")["text"]
+            assert not monitor.named("crash_declared") and not monitor.named("captured") and not receiver.posted
+        finally:
+            assert monitor.stop() == 0
+
+
+def test_a_monitor_that_is_killed_pages_the_same_wedge_once_and_its_bundle_is_reported(tmp_path: Path) -> None:
+    with web(HEALTHY) as server, web() as receiver, Cluster(tmp_path) as cluster:
+        file = write_fleet(tmp_path, cluster, server.url, receiver)
+        monitor = Monitor(tmp_path, file)
+        cluster.wedge("grammar")
+        monitor.wait("page")
+        folder = Path(monitor.wait("captured")["bundle"])
+        until(lambda: monitor.named("archive"), "report and archive are made")
+        assert manifest.verify(folder).ok and (folder / "report.html").is_file() and folder.with_name(folder.name + ".tar.zst").is_file()
+        assert monitor.stop(9) == -9
+        again = Monitor(tmp_path, file)
+        try:
+            until(lambda: "stalled" in again.states(), "the second monitor sees the stall")
+            assert not again.named("stall_declared") and len(receiver.posted) == 1
+        finally:
+            assert again.stop() == 0
+
+
+def test_on_wedge_runs_opsctl_under_its_deadline(tmp_path: Path) -> None:
+    from monitors import aftermath
+
+    text = fleet_text([("a", tmp_path, tmp_path / "log")], "http://127.0.0.1:9", more='on_wedge = { action = "restart", deadline_s = 60 }')
+    whole = fleet.parse(text, str(tmp_path / "none.toml"))
+    argv = aftermath.command(whole, whole.one())
+    assert argv[1:3] == ["service", "restart-group"] and argv[-3:] == ["--deployment", "small", "--json"]
+    events: list[tuple[str, dict[str, object]]] = []
+    aftermath.act(whole, whole.one(), lambda name, **fields: events.append((name, fields)))
+    assert [name for name, _ in events] == ["acting", "acted"]
+    assert events[1][1]["ok"] is False and "cannot be read" in str(events[1][1]["said"])
+
+
+def test_the_printed_unit_names_this_machine_and_systemd_takes_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "monitors.cli", "unit", "--fleet", "/etc/lastbatch/fleet.toml"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "Type=notify" in done.stdout and "WatchdogSec=" in done.stdout and "--fleet /etc/lastbatch/fleet.toml" in done.stdout
+    assert "@" not in done.stdout.replace("https://", "")
