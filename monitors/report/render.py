@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from monitors.capture import manifest
 from monitors.capture.manifest import utc
@@ -55,12 +54,12 @@ def _page(facts: Facts) -> str:
     axis = svg.Axis(*window(facts, declared))
     line = facts.line
     drawings = {
-        "timeline": Markup(svg.timeline(line, axis, declared, anchor)),
-        "steps": Markup(svg.chart(line.steps, axis, line, declared, anchor, unit="/s", height=130)) if line.steps else None,
+        "timeline": (svg.timeline(line, axis, declared, anchor)),
+        "steps": (svg.chart(line.steps, axis, line, declared, anchor, unit="/s", height=130)) if line.steps else None,
         "gpus": [
             (name, util.source, anchor(util.cite),
-             Markup(svg.chart([util], axis, line, declared, anchor, unit="%", height=96, ceiling=100.0, area=True)),
-             Markup(svg.chart([power], axis, line, declared, anchor, unit="W", height=96, ceiling=power.limit, area=True)))
+             (svg.chart([util], axis, line, declared, anchor, unit="%", height=96, ceiling=100.0, area=True)),
+             (svg.chart([power], axis, line, declared, anchor, unit="W", height=96, ceiling=power.limit, area=True)))
             for name, util, power in line.gpus
         ],
     }  # fmt: skip
