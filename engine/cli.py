@@ -51,6 +51,9 @@ def main(
     except config.ConfigError as error:
         print(f"lastbatch {args[0]}: {error}", file=err)
         return 2
+    except OSError as error:
+        print(f"lastbatch {args[0]}: {error.filename or 'a file'}: {error.strerror or error}", file=err)
+        return 1
     except default_model.ModelError as error:
         print(f"lastbatch {args[0]}: {error}", file=err)
         return 1

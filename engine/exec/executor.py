@@ -26,7 +26,7 @@ from engine.grammar.backends import GrammarError
 from engine.messages import Sampling, TokenLogprob
 from engine.scheduler.plan import Enter, Plan, Row
 from engine.scheduler.results import Results, RowResult
-from engine.speculation.accept import accept_run
+from engine.speculation.accept import Accepted, accept_run
 from engine.speculation.drafters import Drafter
 
 if TYPE_CHECKING:
@@ -304,6 +304,7 @@ class Executor:
                 useful += one.fed
                 results.append(RowResult(row.rid, (), "", None, sequence.kv_len))
                 continue
+            failed = self._failed(step, one)
             accepted = accept_run(
                 one.drafts, drawn[one.first : one.first + 1 + len(one.drafts)], room=sequence.room_left, stops=sequence.stops
             )
@@ -315,7 +316,9 @@ class Executor:
             sequence.tokens += accepted.tokens
             sequence.drafter.extend(accepted.tokens)
             self._box.event(EventKind.accepted, a=request_hash(row.rid), b=gained + 1, c=sequence.kv_len, d=step.plan.step)
-            if sequence.matcher is not None:
+            if failed is not None:
+                accepted = Accepted(accepted.tokens[:failed])  # what was drawn from nothing is no answer
+            elif sequence.matcher is not None:
                 advanced = self._advance(sequence, accepted.tokens)
                 self._box.event(EventKind.fsm_advance, a=request_hash(row.rid), b=advanced)
             useful += len(accepted.tokens) if not row.count else one.fed
@@ -326,6 +329,18 @@ class Executor:
                 prompt_logprobs=tuple(sequence.scored), error=sequence.error,
             ))  # fmt: skip
         return Results(step.plan.step, tuple(results), sum(one.fed for one in step.rows), useful)
+
+    def _failed(self, step: Step, one: Laid) -> int | None:
+        """The place in a row's accepted run at which nothing could be drawn: the request ends there, with the reason.
+        (A place behind a rejected draft is not reached, and accept_run does not come to it.)"""
+        errors = step.drawn.errors if step.drawn is not None else {}
+        for place in range(1 + len(one.drafts)):
+            if one.first + place in errors:
+                one.sequence.error = errors[one.first + place]
+                return place
+            if place < len(one.drafts) and step.drawn is not None and step.drawn.tokens[one.first + place] != one.drafts[place]:
+                return None
+        return None
 
     def _advance(self, sequence: SequenceState, tokens: Sequence[int]) -> int:
         """Move the FSM by an accepted run, once. A grammar that fails ends its request and no other."""

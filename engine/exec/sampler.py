@@ -21,6 +21,7 @@ from engine.messages import Sampling, TokenLogprob
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would only overflow."""
+_LARGE = 1e30  # a penalty may not make a logit infinite: that would look like a broken model
 _HEADS = (256, 4096)
 """How many of the likeliest tokens are looked at before the whole vocabulary is: sorting all of it costs 30 times as much."""
 
@@ -70,6 +71,7 @@ class Sampled:
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
+    errors: dict[int, str] = field(default_factory=dict)  # by row: why nothing could be drawn
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], masks: torch.Tensor | None = None) -> Sampled:
@@ -79,8 +81,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], masks: torch.Tenso
         logits: [R, V]; consumed: the caller must not use it afterwards.
         masks: int32 [R, ceil(V / 32)] on the CPU, bit t of a row set where token t is allowed; None: all are.
 
+    A row from which nothing can be drawn (a grammar or a bias rules out the whole vocabulary) gets an entry in
+    ``errors`` and a token that means nothing; it is its request's affair and nobody else's.
+
     Raises:
-        SamplingError: logits are not numbers, or no token is left in a row.
+        SamplingError: logits are not numbers: the model itself is broken.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{len(rows)} rows for logits of {logits.shape[0]}")
@@ -96,11 +101,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], masks: torch.Tenso
     for at, row in enumerate(rows):
         _edit(logits[at], row)
     best, greedy = logits.max(dim=-1)
-    _check(best)
+    errors = _errors(best)
     tokens: list[int] = greedy.tolist()
     for draw, chosen in (
-        (_draw_free, [at for at, row in enumerate(rows) if not row.greedy and not row.filtered]),
-        (_draw_filtered, [at for at, row in enumerate(rows) if not row.greedy and row.filtered]),
+        (_draw_free, [at for at, row in enumerate(rows) if not row.greedy and not row.filtered and at not in errors]),
+        (_draw_filtered, [at for at, row in enumerate(rows) if not row.greedy and row.filtered and at not in errors]),
     ):
         if chosen:
             scaled = _scaled(logits, best, rows, chosen)
@@ -111,7 +116,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], masks: torch.Tenso
         scored = _score(raw, [tokens[at] for at in wanted], [rows[at].logprobs for at in wanted])
         for at, one in zip(wanted, scored, strict=True):
             logprobs[at] = one
-    return Sampled(tokens, logprobs)
+    return Sampled(tokens, logprobs, errors)
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: Sequence[int], k: int) -> list[TokenLogprob]:
@@ -132,14 +137,15 @@ def _score(logprobs: torch.Tensor, tokens: Sequence[int], wishes: Sequence[int])
             for token, logprob, top, wish in zip(tokens, chosen, tops, wishes, strict=True)]  # fmt: skip
 
 
-def _check(best: torch.Tensor) -> None:
-    """``best`` [R] is each row's maximum, which is NaN if anything in the row is."""
+def _errors(best: torch.Tensor) -> dict[int, str]:
+    """Rows with nothing to draw. ``best`` [R] is each row's maximum, which is NaN if anything in the row is."""
     if bool(torch.isfinite(best).all()):
-        return
-    bad = torch.nonzero(~torch.isfinite(best)).squeeze(1).tolist()
-    if bool(torch.isneginf(best[bad]).all()):
-        raise SamplingError(f"no token may be drawn in row(s) {bad}: a mask or a bias rules out the whole vocabulary")
-    raise SamplingError(f"logits of row(s) {bad} hold NaN or infinity: the weights or the forward pass are broken")
+        return {}
+    bad: list[int] = torch.nonzero(~torch.isfinite(best)).squeeze(1).tolist()
+    broken = [at for at in bad if not bool(torch.isneginf(best[at]))]
+    if broken:
+        raise SamplingError(f"logits of row(s) {broken} hold NaN or infinity: the weights or the forward pass are broken")
+    return dict.fromkeys(bad, "no token may follow: the grammar or the biases rule out the whole vocabulary")
 
 
 def _edit(line: torch.Tensor, row: SamplingRow) -> None:
@@ -158,7 +164,8 @@ def _edit(line: torch.Tensor, row: SamplingRow) -> None:
     if s.repetition_penalty != 1:
         seen = _ids(sorted({*row.tokens, *row.drafts}), line)
         values = line[seen]
-        line[seen] = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+        scaled = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+        line[seen] = scaled.clamp(-_LARGE, _LARGE).where(values > -torch.inf, values)  # what is ruled out stays so
     if s.frequency_penalty or s.presence_penalty:
         counts = Counter(row.tokens[row.prompt_length :])
         counts.update(row.drafts)

@@ -105,7 +105,8 @@ class Family:
 def rank_environment(settings: Settings, rank: int, base: Mapping[str, str], threads: int) -> dict[str, str]:
     """A rank's environment: threads must be set before the process starts, or the stream thread's team ignores it."""
     count = str(threads)
-    return {**base, "LASTBATCH_RANK": str(rank), "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false"}
+    kept = {key: value for key, value in base.items() if key not in ("LASTBATCH_API_KEY", "LASTBATCH_ADMIN_KEY")}
+    return {**kept, "LASTBATCH_RANK": str(rank), "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def base_environment(

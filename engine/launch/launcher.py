@@ -30,13 +30,13 @@ from pathlib import Path
 from types import FrameType
 
 from engine import blackbox
-from engine.config import Settings, fit_model, run_directory
+from engine.config import ConfigError, Settings, fit_model, run_directory
 from engine.launch import evidence, relay
 from engine.launch.children import Child, Family, base_environment, rank_environment
 from engine.launch.notify import Notifier
 from engine.launch.rundir import RunDirectory
 from engine.launch.watchdog import Lying, stuck_rank, unfresh
-from engine.model.hf_config import read_config
+from engine.model.hf_config import ModelConfigError, read_config
 
 _log = logging.getLogger("engine.launcher")
 _TICK_S = 0.1
@@ -65,7 +65,10 @@ class Launcher:
     """
 
     def __init__(self, settings: Settings, model: Path, env: Mapping[str, str]) -> None:
-        config = read_config(model)
+        try:
+            config = read_config(model)
+        except ModelConfigError as error:
+            raise ConfigError(f"--model: {error}") from None
         fit_model(settings, heads=config.heads, kv_heads=config.kv_heads, intermediate=config.intermediate, vocab=config.vocab,
                   context=config.context)  # fmt: skip
         self._settings = settings

@@ -11,6 +11,7 @@ Files: ``remote-rank-<n>.box``, header and records without the ring (the ring st
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ import zmq
 
 from engine import blackbox
 from engine.config import Settings
+
+_log = logging.getLogger("engine.launcher")
 
 _SEND_S = 0.5
 _MONO = struct.Struct("<Q")
@@ -75,6 +78,8 @@ class Hub:
     ready = False
 
     def __init__(self, settings: Settings, run_dir: Path, start: str, *, silent_s: float = 10.0) -> None:
+        self._settings = settings
+        self._warned = False
         self._run_dir = run_dir
         self._start = start
         self._silent_s = silent_s
@@ -90,8 +95,9 @@ class Hub:
     def turn(self) -> PeerEnd | None:
         """Take what has come; returns why the group must end, if it must."""
         while self._socket.poll(0):
-            name, frame = self._socket.recv_multipart()
-            report = self._decoder.decode(frame)
+            report, name = self._read()
+            if report is None:
+                continue
             if report.group not in ("", self._start):  # left over from the group before: it hears so, and ends
                 self._answer(name)
                 continue
@@ -113,6 +119,27 @@ class Hub:
             if time.monotonic() - seen > self._silent_s:
                 return PeerEnd(f"node {node} has been silent for {self._silent_s:g} s")
         return None
+
+    def _read(self) -> tuple[Report | None, bytes]:
+        """The next report, or None: anybody who reaches the port can send anything, and must not end the group."""
+        name, *frames = self._socket.recv_multipart()
+        try:
+            report = self._decoder.decode(frames[0]) if len(frames) == 1 else None
+        except msgspec.DecodeError:
+            report = None
+        if report is None or not self._is_of_the_group(report):
+            if not self._warned:
+                _log.warning("something that is no node of this group speaks to the relay port; it is not listened to")
+            self._warned = True
+            return None, name
+        return report, name
+
+    def _is_of_the_group(self, report: Report) -> bool:
+        parallel = self._settings.parallel
+        ranks = report.boxes
+        return 0 < report.node < parallel.nnodes and all(
+            0 <= rank < parallel.tp and self._settings.node_of(rank) == report.node for rank in ranks
+        )
 
     def end(self) -> None:
         """Tell every node that the group ends."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from engine.config import Settings
@@ -52,9 +53,12 @@ class RankHub:
             if left <= 0 or not self._socket.poll(int(left * 1000)):
                 missing = sorted(set(self._names) - set(found))
                 raise RankLinkError(f"--rendezvous-timeout: rank {', '.join(map(str, missing))} did not come in {deadline_s:g} s")
-            _, frame = self._socket.recv_multipart()
-            message = decode(frame)
-            if isinstance(message, Hello):
+            frames = self._socket.recv_multipart()
+            try:
+                message = decode(frames[-1])
+            except msgspec.DecodeError:
+                continue  # no rank of ours: whoever reaches the port can send anything
+            if isinstance(message, Hello) and message.info.rank in self._names:
                 found[message.info.rank] = message
         return [found[rank] for rank in sorted(found)]
 

@@ -186,7 +186,7 @@ class Scheduler:
             request.kv.kv_len = result.kv_len
             request.tokens += result.tokens
             self._count(result.drafted, len(result.tokens))
-            if result.tokens:
+            if result.tokens or result.finish:
                 self._outputs.append(self._answer(request, result))
             if result.finish:
                 self.queues.remove(request)

@@ -248,9 +248,22 @@ def test_broken_logits_are_an_error_that_names_the_row(bad: float) -> None:
         sample(logits, [row(temperature=0), row()])
 
 
-def test_a_row_without_any_token_left_is_an_error() -> None:
-    with pytest.raises(SamplingError, match="rules out the whole vocabulary"):
-        sample(torch.full((1, 4), -math.inf), [row()])
+@pytest.mark.parametrize("how", [{}, {"temperature": 0}, {"top_p": 0.5}, {"top_k": 2, "min_p": 0.1}])
+def test_a_row_without_any_token_left_fails_alone(how: dict[str, Any]) -> None:
+    logits = torch.stack([torch.full((8,), -math.inf), LOGITS[:8]])
+    drawn = sample(logits, [row(**how), row(temperature=0)])
+    assert "rule out the whole vocabulary" in drawn.errors[0]
+    assert list(drawn.errors) == [0]
+    assert drawn.tokens[1] == int(LOGITS[:8].argmax())
+
+
+def test_a_penalty_near_zero_makes_no_logit_infinite() -> None:
+    drawn = sample(torch.tensor([[0.0, 2.0, -3.0]]), [row(temperature=0, repetition_penalty=1e-45, tokens=[1, 2])])
+    assert drawn.errors == {}
+    assert drawn.tokens == [1]
+
+
+def test_a_wrong_number_of_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="2 rows"):
         sample(LOGITS[None], [row(), row()])
     assert sample(torch.zeros(0, 8), []).tokens == []
