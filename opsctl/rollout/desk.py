@@ -108,17 +108,35 @@ class Desk:
                 "argv": list(manager.command().argv), "committed": change.committed is not None, "trial": change.trial is not None,
                 "held_by": manager.lease_token(),
             })  # fmt: skip
-        last = self._last()
+        last = self._summaries(journal.all_of(self.folder)[-1:])
         known = verified.read(self.folder)
-        return {"deployment": self.deployment.name, "services": services, "last": _summary(last) if last else None,
+        return {"deployment": self.deployment.name, "services": services, "last": last[0] if last else None,
                 "verified": msgspec.to_builtins(known) if known else None}  # fmt: skip
 
     def history(self) -> list[dict[str, Any]]:
-        return [_summary(self._journal(path)) for path in journal.all_of(self.folder)]
+        return self._summaries(journal.all_of(self.folder))
+
+    def _summaries(self, paths: Sequence[Path]) -> list[dict[str, Any]]:
+        """What each journal says; one that cannot be read is told as such and hides nothing else."""
+        found = []
+        for path in paths:
+            try:
+                found.append(_summary(self._journal(path)))
+            except ValueError as error:
+                found.append({"id": path.stem, "state": "unreadable", "edits": [], "reason": "", "why": str(error), "began_utc": "",
+                              "ended_utc": "", "by": "", "states": []})  # fmt: skip
+        return found
 
     def _last(self) -> Journal | None:
+        """The latest rollout. Raises Refused when its journal cannot be read: it might be under way."""
         paths = journal.all_of(self.folder)
-        return self._journal(paths[-1]) if paths else None
+        if not paths:
+            return None
+        try:
+            return self._journal(paths[-1])
+        except ValueError as error:
+            raise Refused(ExitCode.USAGE, str(error), f"see with `opsctl rollout status` that no service has a trial, then move {paths[-1]} "
+                          "out of the way") from error  # fmt: skip
 
     def _journal(self, path: Path) -> Journal:
         return Journal(path, utc_now, self._waiter.clock.monotonic)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from opsctl.rollout import journal
 from opsctl.service.manager import State
 from tests.opsctl.site import Site, wait_until
 
@@ -222,3 +223,18 @@ def test_without_yes_and_off_a_terminal_nothing_is_asked_and_nothing_done(make_s
     ran = site.rollout("apply", "--set", "page-size=32")
     assert ran.code == 2
     assert site.services[0].read_change().trial is None
+
+
+@pytest.mark.parametrize("damage", [b"garbage\n", b""])
+def test_a_journal_that_cannot_be_read_is_named_and_says_what_to_do(make_site: MakeSite, damage: bytes) -> None:
+    site = make_site()
+    assert site.apply("--set", "page-size=32").code == 0
+    path = journal.all_of(site.folder / "state" / "lastbatch" / "rollouts" / "d")[-1]
+    path.write_bytes(damage + path.read_bytes() if damage else b"")
+    status = site.rollout("status")
+    assert status.code == 0, status.err
+    assert status.data["last"]["state"] == "unreadable"
+    if damage:
+        ran = site.apply("--set", "page-size=64")
+        assert ran.code == 2, ran.err
+        assert str(path) in ran.errors[0]["message"] + ran.errors[0]["remedy"]
