@@ -135,8 +135,8 @@ class Desk:
         try:
             return self._journal(paths[-1])
         except ValueError as error:
-            raise Refused(ExitCode.USAGE, str(error), f"see with `opsctl rollout status` that no service has a trial, then move {paths[-1]} "
-                          "out of the way") from error  # fmt: skip
+            remedy = f"see with `opsctl rollout status` that no service has a trial, then move {paths[-1]} out of the way"
+            raise Refused(ExitCode.USAGE, str(error), remedy) from error
 
     def _journal(self, path: Path) -> Journal:
         return Journal(path, utc_now, self._waiter.clock.monotonic)
