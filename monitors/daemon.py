@@ -7,6 +7,7 @@ page counts them, tests read them. The capture runs beside the loop, so that a s
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import math
 import os
 import threading
@@ -190,11 +191,21 @@ class Watch:
         often = retention.too_often(self._taken, now, self._fleet.capture.most_per_hour)
         self._taken.append(now)
         self._job = self._capturing.submit(
-            bundle.capture, self.deployment, reason=reason, budget_s=budget_s, root=self._options.bundle_root, native=self._options.native,
+            self._take, self.deployment, reason=reason, budget_s=budget_s, root=self._options.bundle_root, native=self._options.native,
             progress=seen, suspicion=self._suspicion, fleet_text=_text_of(self._fleet.path), remotes=self._lookout.remotes,
             trail=self._trail.text(), stacks=not often, core_dump=self._fleet.capture.cuda_core_dump,
             policy=Policy(addresses=self._fleet.capture.redact_ip),
         )  # fmt: skip
+
+    def _take(self, deployment: fleet.Deployment, *, root: Path | None, **how: Any) -> bundle.Captured:
+        """Room first, at the cost of the oldest bundles: a full disk must not cost this one."""
+        where = root or fleet.bundle_root(deployment)
+        keep = self._fleet.capture
+        with contextlib.suppress(OSError):
+            gone = retention.prune(where, most=keep.keep, most_bytes=keep.keep_bytes)
+            if gone:
+                self._emit("pruned", bundles=gone)
+        return bundle.capture(deployment, root=where, **how)
 
     def _finish_capture(self) -> None:
         if self._job is None or not self._job.done():

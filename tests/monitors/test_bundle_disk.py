@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from monitors.capture import archive, manifest, retention, upload
+from monitors.capture import archive, bundle, manifest, retention, upload
 from monitors.capture.manifest import BundleError, Writer, utc
+from tests.monitors.cluster import HEALTHY, Cluster, small_fleet, web
 
 
 def write(root: Path, **files: str) -> Path:
@@ -113,3 +114,15 @@ def test_a_bundle_whose_capture_was_cut_short_says_so(tmp_path: Path) -> None:
     checked = manifest.verify(writer.folder)
     assert checked.ok and "cut short" in checked.notes[0]
     assert json.loads((writer.folder / "manifest.json").read_text())["end"] is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small tmpfs")
+def test_a_capture_on_a_disk_too_small_for_it_is_judged_by_what_fitted(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1000k") as disk, web(HEALTHY) as server, Cluster(tmp_path) as cluster:
+        cluster.wedge("symmetric")
+        taken = bundle.capture(small_fleet(cluster, server.url).one(), root=disk, budget_s=8.0, progress={"stalled_s": 5.0})
+        assert manifest.verify(taken.folder).ok and manifest.load(taken.folder)["outcome"] == "partial"
+        lost = [item for item in taken.gaps if "did not fit" in item.reason]
+        assert lost and all("No space left" in item.reason for item in lost)
+        assert taken.verdict.verdict.is_hang
+        assert any(what.reason == lost[0].reason for what in taken.verdict.missing)
