@@ -186,6 +186,19 @@ def silence(
 
 
 @app.command()
+def ack(
+    deployment: Annotated[str, typer.Argument(help="whose open incident you take")],
+    state_dir: Annotated[Path, typer.Option("--state-dir", help="the one that `run` was given")],
+) -> None:
+    """Take an incident: it is not paged again."""
+    path = state_dir / "acknowledged.json"
+    try:
+        silences.acknowledge(path, deployment, os.environ.get("SUDO_USER") or os.environ.get("USER", "?"), time.time())
+    except OSError as error:
+        _fail(f"{path}: {error.strerror}", ExitCode.INTERNAL)
+
+
+@app.command()
 def unit(
     fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file that the unit names")] = Path("/etc/lastbatch/fleet.toml"),
 ) -> None:

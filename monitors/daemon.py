@@ -72,6 +72,7 @@ class Watch:
         self._state_file = state_dir / f"{deployment.name}.json"
         self._bands_file = state_dir / f"{deployment.name}.power.json"
         self._silences = state_dir / "silences.json"
+        self._acks = state_dir / "acknowledged.json"
         self._lookout = Lookout(deployment, bands=kept.bands(self._bands_file))
         self._limits = _limits(deployment, options.limits)
         self._memory = Memory()
@@ -139,6 +140,7 @@ class Watch:
         self._finish_capture()
         self._page_when_due()
         self._page_again(look.sample.mono_s)
+        self._remind(time.time())
         self._trail.add(look.sample.mono_s, time.time(), judgement.state.value, judgement.held, judgement.quiet_s, look.sample.steps)
         self.status = {
             "trail": self._trail.samples()[-180:],
@@ -286,6 +288,20 @@ class Watch:
     def _page_again(self, now: float) -> None:
         """A page that did not go out is tried again each minute: the network may be part of the incident."""
         if self._unsent is not None and self._fleet.page.urls and now - self._unsent.last_s >= _PAGE_AGAIN_S:
+            self._send()
+
+    def _remind(self, now: float) -> None:
+        """An open incident that was paged and that nobody has acknowledged is paged again, where the fleet file asks for it."""
+        opened, every_s = self._book.open, self._fleet.page.remind_s
+        if not every_s or opened is None or not opened.verdict or self._unsent is not None:
+            return
+        key = incidents.page_key(opened, opened.verdict)
+        paged_at = self._book.paged.get(key)
+        if paged_at is None or now - paged_at < every_s or silences.acknowledged(self._acks, self.deployment.name, paged_at):
+            return
+        if silences.active(silences.load(self._silences), self.deployment.name, opened.verdict, now) is None:
+            words = f"Still open and not acknowledged. bundle: {opened.bundle}"
+            self._unsent = _Unsent(key, f"{self.deployment.name}: {opened.verdict}", words)
             self._send()
 
     def _leaks(self, look: Look) -> None:

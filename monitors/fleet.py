@@ -140,9 +140,10 @@ class Deployment(_Table):
 
 
 class Page(_Table):
-    """Who is told."""
+    """Who is told. ``remind_s``: an open incident that nobody has acknowledged is paged again so often (0: never)."""
 
     urls: tuple[str, ...] = ()
+    remind_s: float = Field(default=0.0, ge=0)
     recovery: bool = True  # tell when a paged incident is over
 
 

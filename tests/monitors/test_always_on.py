@@ -112,3 +112,23 @@ def test_the_printed_unit_names_this_machine_and_systemd_takes_it(tmp_path: Path
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Type=notify" in done.stdout and "WatchdogSec=" in done.stdout and "--fleet /etc/lastbatch/fleet.toml" in done.stdout
     assert "@" not in done.stdout.replace("https://", "")
+
+
+def test_an_incident_is_paged_again_until_somebody_acknowledges_it(tmp_path: Path) -> None:
+    with web(HEALTHY) as server, web() as receiver, Cluster(tmp_path) as cluster:
+        file = write_fleet(tmp_path, cluster, server.url, receiver)
+        file.write_text(file.read_text() + "remind_s = 1.0\n")
+        monitor = Monitor(tmp_path, file)
+        try:
+            cluster.wedge("symmetric")
+            until(lambda: len(receiver.posted) >= 2, "a reminder", 40)
+            assert "not acknowledged" in receiver.posted[1]["message"]
+            subprocess.run(
+                [sys.executable, "-m", "monitors.cli", "ack", "small", "--state-dir", str(tmp_path / "state")], cwd=ROOT, check=True
+            )
+            count = len(receiver.posted)
+            looked = len(monitor.events)
+            time.sleep(2.5)  # longer than two reminders would take: their absence is the point
+            assert len(receiver.posted) <= count + 1 and looked
+        finally:
+            assert monitor.stop() == 0
