@@ -72,22 +72,45 @@ def restart(context: typer.Context, name: str = NAME, services: str = SERVICES, 
     _show(session, "service restart", service, as_json)
 
 
+@app.command("start-group")
+def start_group(
+    context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, deadline_s: float = DEADLINE, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Start all services of a deployment together and wait until all are ready."""
+    _on_group(context.obj, "start-group", fleet_path, deployment, deadline_s, as_json, stops=False, starts=True)
+
+
+@app.command("stop-group")
+def stop_group(
+    context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, deadline_s: float = DEADLINE, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Stop all services of a deployment together."""
+    _on_group(context.obj, "stop-group", fleet_path, deployment, deadline_s, as_json, stops=True, starts=False)
+
+
 @app.command("restart-group")
 def restart_group(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, deadline_s: float = DEADLINE, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Stop all services of a deployment together, start them together and wait until all are ready."""
+    _on_group(context.obj, "restart-group", fleet_path, deployment, deadline_s, as_json, stops=True, starts=True)
+
+
+def _on_group(session: Session, command: str, fleet_path: str, deployment: str, deadline_s: float, as_json: bool, *,
+              stops: bool, starts: bool) -> None:  # fmt: skip
     from opsctl.rollout import target  # it stands on this package
 
-    session: Session = context.obj
     one = fleet.load(fleet_path).one(deployment)
     group = target.of(one, fleet_path, session.env).managers
     waiter = Waiter(talk=session.talk)
-    wait.stop(group, waiter, deadline_s)
-    wait.start(group, waiter, deadline_s)
-    waiter.until(f"{one.name} to be ready", lambda: all(manager.snapshot().state is State.active for manager in group), deadline_s)
+    if stops:
+        wait.stop(group, waiter, deadline_s)
+    if starts:
+        wait.start([manager for manager in group if not manager.snapshot().running], waiter, deadline_s)
+        waiter.until(f"{one.name} to be ready", lambda: all(manager.snapshot().state is State.active for manager in group), deadline_s)
     data = {"services": {manager.name: msgspec.to_builtins(manager.snapshot()) for manager in group}}
-    session.show(Answer("service restart-group", data, f"{one.name}: {len(group)} services restarted, all ready"), as_json=as_json)
+    text = f"{one.name}: {', '.join(f'{manager.name} {manager.snapshot().state}' for manager in group)}"
+    session.show(Answer(f"service {command}", data, text), as_json=as_json)
 
 
 @app.command()
