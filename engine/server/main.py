@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ import uvicorn
 from engine.config import ConfigError, Settings, run_directory
 from engine.server.app import build
 from engine.server.auth import Keys
+from engine.server.connections import Connection, Gate, most_connections, raise_descriptor_limit
 from engine.server.errors import ApiError
 from engine.server.identity import Identity
 from engine.server.metrics import Meters
@@ -105,8 +107,12 @@ async def serve(settings: Settings, identity: Identity, tokenizer: Tokenizer, ke
     link = Link(sockets, silence_s=2 * settings.launch.watchdog_timeout_s or _UNWATCHED_SILENCE_S)
     link.armed = settings.launch.fault
     service = Service(settings, identity, tokenizer, link, Meters(), keys, boxes)
+    scheduler = settings.scheduler
+    gate = Gate(most_connections(raise_descriptor_limit(), scheduler.max_queued_requests + scheduler.max_running_requests))
+    asyncio.get_running_loop().set_exception_handler(gate.loop_failed)
     config = uvicorn.Config(
-        build(service), lifespan="off", access_log=False, log_config=None, log_level="warning", server_header=False,
+        build(service), http=functools.partial(Connection, gate=gate), ws="none", lifespan="off",  # type: ignore[arg-type]
+        access_log=False, log_config=None, log_level="warning", server_header=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )  # fmt: skip
     server = Server(config, ready_descriptor)
