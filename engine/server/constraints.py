@@ -14,13 +14,16 @@ from engine.messages import Grammar, GrammarKind
 from engine.server.errors import bad
 from engine.server.protocol import ChatRequest, Common, CompletionRequest, NamedTool, Tool
 
+MOST_GRAMMAR_BYTES = 512 * 2**10
+"""A longer text would occupy a compiler until its deadline, and is no grammar that a person or a program means."""
+
 
 def grammar_of(request: ChatRequest | CompletionRequest) -> Grammar | None:
     """The grammar that the answer must follow, or None.
 
     Raises:
         ApiError: 400: two constraints at once, a tool choice without its tool, a response format that is unknown
-            or incomplete.
+            or incomplete, a grammar of more than 512 KiB.
     """
     try:
         found = _asked(request)
@@ -33,6 +36,9 @@ def grammar_of(request: ChatRequest | CompletionRequest) -> Grammar | None:
         raise bad(
             f"{names}: an answer can follow one constraint only; leave the others out", param=found[1][0], code="conflicting_constraints"
         )
+    for name, grammar in found:
+        if (size := len(grammar.text.encode())) > MOST_GRAMMAR_BYTES:
+            raise bad(f"{name}: {size} bytes of {grammar.kind}; at most {MOST_GRAMMAR_BYTES}", param=name, code="grammar_too_large")
     return found[0][1] if found else None
 
 
@@ -59,10 +65,12 @@ def shape_of(request: ChatRequest | CompletionRequest) -> str:
 def forced_tools(request: ChatRequest) -> list[Tool]:
     """The tools of which the answer must be a call; empty when the model is free."""
     tools = request.tools or []
-    names = [tool.function.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    names: dict[str, Tool] = {}
+    for index, tool in enumerate(tools):
+        name = tool.function.name
+        if name in names:
             raise bad(f"tools[{index}].function.name: {name!r} is there twice", param="tools")
+        names[name] = tool
     choice = request.tool_choice
     if choice == "required":
         if not tools:
@@ -73,7 +81,7 @@ def forced_tools(request: ChatRequest) -> list[Tool]:
         if name not in names:
             there = ", ".join(names) or "none"
             raise bad(f"tool_choice: no tool is called {name!r}; there are: {there}", param="tool_choice")
-        return [tools[names.index(name)]]
+        return [names[name]]
     if choice == "auto" and not tools:
         raise bad("tool_choice: auto needs tools", param="tool_choice")
     return []

@@ -32,6 +32,31 @@ def refusal(**parameters: Any) -> ApiError:
 
 
 @pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"regex": "é" * 2**18 + "x"}, "regex"),
+        ({"ebnf": "x" * 2**19 + "x"}, "ebnf"),
+        ({"guided_json": {"const": "x" * 2**19}}, "guided_json"),
+        ({"guided_choice": ["x" * 2**18, "y" * 2**18]}, "guided_choice"),
+        ({"structural_tag": {"triggers": ["x" * 2**19]}}, "structural_tag"),
+        ({"structured_outputs": {"grammar": "x" * 2**19 + "x"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x" * 2**19}}}}, "response_format"),
+        ({"tools": [{"function": {"name": "f", "parameters": {"const": "x" * 2**19}}}], "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_a_grammar_of_more_than_512_kib_is_refused(parameters: dict[str, Any], param: str) -> None:
+    error = refusal(**parameters)
+    assert (error.param, error.code) == (param, "grammar_too_large")
+    assert "524288" in error.message
+
+
+def test_a_grammar_of_512_kib_is_taken() -> None:
+    found = grammar_of(chat(regex="x" * 2**19))
+    assert found is not None
+    assert len(found.text) == 2**19
+
+
+@pytest.mark.parametrize(
     ("parameters", "kind", "text", "shape"),
     [
         ({"response_format": {"type": "json_object"}}, "json_object", "", "json"),
