@@ -126,6 +126,7 @@ def build(service: Service) -> ASGIApp:
         routes=routes,
         exception_handlers={ApiError: refused, HTTPException: http_refused, ClientGone: gone, 500: broken},
     )
+    app.router.redirect_slashes = False  # a redirected POST is lost on many clients; and an error has one shape
     return Exchange(app, service, frozenset(route.path for route in routes))
 
 

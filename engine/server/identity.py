@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.config import Settings
 
 _RID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_OWN = ("warmup-",)  # names under which the scheduler runs requests of its own
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,12 @@ def _version() -> str:
 def request_id(asked: str | None) -> str:
     """The client's own ``x-request-id`` if it is 1 to 128 letters, digits or ``._:-``, else a new one.
 
-    It goes into logs and names, so nothing else is taken from a client.
+    It goes into logs and names, so nothing else is taken from a client. A name that is the scheduler's own gets
+    ``client-`` in front.
     """
-    return asked if asked and _RID.fullmatch(asked) else uuid.uuid4().hex
+    if not asked or not _RID.fullmatch(asked):
+        return uuid.uuid4().hex
+    return f"client-{asked}" if asked.startswith(_OWN) else asked
 
 
 def prompt_sha(text: str) -> str:

@@ -80,6 +80,13 @@ def test_an_id_that_could_forge_a_line_is_not_taken(api: Api, asked: str) -> Non
     assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
+def test_an_id_of_the_schedulers_own_requests_is_told_apart(api: Api) -> None:
+    answer = api.client.post("/v1/completions", json={"prompt": "Hi"}, headers={"x-request-id": "warmup-text"})
+    assert answer.headers["x-request-id"] == "client-warmup-text"
+    assert api.scheduler.requests[-1].rid == "client-warmup-text"
+    assert line_of(api, "client-warmup-text")["status"] == "200"
+
+
 def test_no_prompt_no_answer_and_no_key_is_logged(api: Api) -> None:
     api.scheduler.script = api.scheduler.says("an answer to keep")
     assert api.chat("a prompt to keep").status_code == 200
