@@ -14,12 +14,15 @@ from engine.messages import Generate, Grammar, Ready, Sampling
 from engine.server.errors import GRAMMAR_OFF, ApiError, bad
 from engine.server.protocol import Common
 from engine.server.service import Service
+from engine.server.size import check_tokens, most_tokens
 
 _MOST_STOPS = 16
 _LONGEST_STOP = 1024  # characters
 _LONG_TEXT = 16_384  # characters; tokenising more would hold up the other requests
 _SEED_MASK = 2**63 - 1
 _FULL_RETRY_S = 1
+_LONGEST_ID = 10  # digits
+_LONGEST_SHOWN = 40  # characters of a wrong value in an error
 _T = TypeVar("_T")
 
 
@@ -65,14 +68,24 @@ def check_room(service: Service, request: Common, prompts: int) -> None:
     Raises:
         ApiError: 503 with Retry-After when full; 400 when it would not fit into an empty one.
     """
+    wanted, room = check_count(service, request, prompts)
+    if service.link.in_flight + wanted > room:
+        text = f"the queue is full: {service.link.in_flight} requests in flight, at most {room}"
+        raise ApiError(503, text, code="queue_full", retry_after_s=_FULL_RETRY_S)
+
+
+def check_count(service: Service, request: Common, prompts: int) -> tuple[int, int]:
+    """How many answers are wanted, and how many an empty queue can take.
+
+    Raises:
+        ApiError: 400: the first is more than the second.
+    """
     scheduler = service.settings.scheduler
     room = scheduler.max_queued_requests + scheduler.max_running_requests
     wanted = prompts * (request.n or 1)
     if wanted > room:
         raise bad(f"n: {wanted} answers at once; this server takes at most {room}", param="n")
-    if service.link.in_flight + wanted > room:
-        text = f"the queue is full: {service.link.in_flight} requests in flight, at most {room}"
-        raise ApiError(503, text, code="queue_full", retry_after_s=_FULL_RETRY_S)
+    return wanted, room
 
 
 def stop_strings(request: Common) -> tuple[str, ...]:
@@ -122,14 +135,10 @@ async def off_loop_if_long(size: int, work: Callable[[], _T]) -> _T:
 def _budget(prompt: Sequence[int], wish: Wish, ready: Ready) -> int:
     if not prompt:
         raise bad("the prompt is empty", code="empty_prompt")
+    check_tokens(ready, len(prompt))
     if wrong := next((token for token in prompt if not 0 <= token < ready.vocab_size), None):
         raise bad(f"prompt: the id {wrong} is not in the vocabulary of {ready.vocab_size}", param="prompt")
-    limit, what = ready.context_length, "the context"
-    if ready.pool_tokens < limit:
-        limit, what = ready.pool_tokens, "the KV pool"
-    if len(prompt) >= limit:
-        text = f"the prompt has {len(prompt)} tokens; {what} holds {limit}, prompt and answer together"
-        raise bad(text, code="context_length_exceeded")
+    limit, what = most_tokens(ready)
     room = limit - len(prompt)
     if wish.max_tokens is None:
         return room
@@ -143,8 +152,8 @@ def _budget(prompt: Sequence[int], wish: Wish, ready: Ready) -> int:
 def _bias(request: Common, ready: Ready) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in (request.logit_bias or {}).items():
-        if not key.isdecimal() or int(key) >= ready.vocab_size:
-            raise bad(f"logit_bias: {key!r} is not a token id below {ready.vocab_size}", param="logit_bias")
+        if not (key.isascii() and key.isdecimal() and len(key) <= _LONGEST_ID) or int(key) >= ready.vocab_size:
+            raise bad(f"logit_bias: {key[:_LONGEST_SHOWN]!r} is not a token id below {ready.vocab_size}", param="logit_bias")
         bias[int(key)] = value
     return bias
 

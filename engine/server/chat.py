@@ -21,6 +21,7 @@ from engine.server.identity import prompt_sha
 from engine.server.logprobs import for_chat
 from engine.server.protocol import ChatRequest, Message, Tool, decode
 from engine.server.service import Service
+from engine.server.size import characters_of, check_characters, check_messages
 from engine.text.chat_template import TemplateError
 from engine.text.events import Content, Event, ParseFailure, Reasoning, ToolCallArguments, ToolCallStart
 from engine.text.reasoning import opens_reasoning
@@ -57,8 +58,10 @@ async def prompt_of(service: Service, messages: Sequence[Message], tools: Sequen
     """The rendered conversation, as text and as ids.
 
     Raises:
-        ApiError: 400: parts that are not text, or the model's template refuses the messages.
+        ApiError: 400: too long to fit, parts that are not text, or the model's template refuses the messages.
     """
+    ready = service.serving()
+    check_messages(ready, len(messages))
     for number, message in enumerate(messages):
         for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.type != "text" or part.text is None:
@@ -71,14 +74,20 @@ async def prompt_of(service: Service, messages: Sequence[Message], tools: Sequen
     for signature in signatures or ():
         signature["function"] = {key: value for key, value in signature["function"].items() if value is not None}
 
+    characters = characters_of([turns, signatures, variables])
+    check_characters(ready, characters, service.longest_token, param="messages")
+
     def work() -> tuple[str, list[int]]:
         text = service.tokenizer.render_chat(turns, signatures, **(variables or {}))
+        check_characters(ready, len(text), service.longest_token, param="messages")  # keys, and what the template adds
         return text, service.tokenizer.encode(text)
 
     try:
-        return await off_loop_if_long(sum(len(turn["content"]) for turn in turns), work)
+        return await off_loop_if_long(characters, work)
     except TemplateError as error:
         raise bad(str(error), param="messages", code="chat_template") from error
+    except RecursionError:
+        raise bad("messages: the arguments of a tool call are nested too deeply", param="messages") from None
 
 
 def _turn(message: Message) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.messages import TokenLogprob, Tokens
 from engine.server.access import Record
-from engine.server.admission import Wish, check_parameters, check_room, generations, off_loop_if_long, stop_strings
+from engine.server.admission import Wish, check_count, check_parameters, check_room, generations, off_loop_if_long, stop_strings
 from engine.server.answer import Delta, Job
 from engine.server.choice import Choice, TokenAt
 from engine.server.constraints import grammar_of, shape_of
@@ -17,6 +17,7 @@ from engine.server.identity import prompt_sha
 from engine.server.logprobs import for_completion
 from engine.server.protocol import CompletionRequest, decode
 from engine.server.service import Service
+from engine.server.size import check_characters, check_tokens
 
 
 async def admit(service: Service, body: bytes, record: Record) -> Job:
@@ -30,6 +31,7 @@ async def admit(service: Service, body: bytes, record: Record) -> Job:
     grammar = grammar_of(request)
     check_parameters(service, request, grammar)
     _check_completion(request)
+    _check_size(service, request)
     prompts = split_prompts(request.prompt)
     first = prompts[0]
     record.prompt_sha = prompt_sha(first if isinstance(first, str) else " ".join(map(str, first)))
@@ -64,6 +66,21 @@ def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
     if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
         return list(prompt)
     raise bad("prompt: give a text, a list of texts, a list of token ids or a list of lists of token ids", param="prompt")
+
+
+def _check_size(service: Service, request: CompletionRequest) -> None:
+    """Refuse by length alone. What is none of OpenAI's four forms is left to ``split_prompts``."""
+    ready, prompt = service.serving(), request.prompt
+    if isinstance(prompt, list) and prompt and type(prompt[0]) is not int:
+        check_count(service, request, len(prompt))
+        prompts: list[Any] = prompt
+    else:
+        prompts = [prompt]
+    for one in prompts:
+        if isinstance(one, str):
+            check_characters(ready, len(one), service.longest_token, param="prompt")
+        elif isinstance(one, list):
+            check_tokens(ready, len(one))
 
 
 def _ids(service: Service, prompt: str | list[int]) -> list[int]:

@@ -15,6 +15,7 @@ from engine.server.generation import read_body
 from engine.server.json_response import JsonResponse
 from engine.server.protocol import TokenizeRequest, decode
 from engine.server.service import Service
+from engine.server.size import body_bytes, check_characters
 
 
 def models(service: Service) -> Response:
@@ -68,9 +69,10 @@ async def tokenize(service: Service, request: Request) -> Response:
     """``prompt``, or ``messages`` through the chat template, to ids.
 
     Raises:
-        ApiError: 400: both or neither.
+        ApiError: 400: both or neither, or more text than the context could hold; 503 before that is known.
     """
-    asked = decode(await read_body(request), TokenizeRequest)
+    ready = service.serving()
+    asked = decode(await read_body(request, body_bytes(ready)), TokenizeRequest)
     service.check_model(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise bad("prompt: give either prompt or messages", param="prompt")
@@ -80,6 +82,6 @@ async def tokenize(service: Service, request: Request) -> Response:
         _, ids = await prompt_of(service, asked.messages, asked.tools, asked.chat_template_kwargs)
     else:
         text = asked.prompt or ""
+        check_characters(ready, len(text), service.longest_token, param="prompt")
         ids = await off_loop_if_long(len(text), lambda: service.tokenizer.encode(text, add_special=asked.add_special_tokens))
-    ready = service.link.ready
-    return JsonResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.context_length if ready else None})
+    return JsonResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.context_length})

@@ -18,6 +18,7 @@ from engine.server.protocol import FaultRequest, decode
 from engine.server.service import Service
 
 _ANSWER_TIMEOUT_S = 10.0
+_MOST_BODY_BYTES = 16 * 2**10
 
 
 async def faults(service: Service, request: Request) -> Response:
@@ -32,7 +33,7 @@ async def faults(service: Service, request: Request) -> Response:
         raise ApiError(403, "faults are off; start with --enable-faults", code="faults_disabled")
     if request.method == "GET":
         return JsonResponse({"armed": list(service.link.armed)})
-    spec = decode(await read_body(request), FaultRequest).fault if request.method == "POST" else ""
+    spec = decode(await read_body(request, _MOST_BODY_BYTES), FaultRequest).fault if request.method == "POST" else ""
     service.serving()
     try:
         if spec:

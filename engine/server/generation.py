@@ -16,10 +16,10 @@ from engine.server.errors import ApiError, ClientGone
 from engine.server.flight import Flight
 from engine.server.json_response import JsonResponse
 from engine.server.service import Service
+from engine.server.size import body_bytes
 from engine.server.streaming import DONE, EventStream, event, unless_gone
 
 Admit = Callable[[Service, bytes, Record], Awaitable[Job]]
-MOST_BODY_BYTES = 32 * 2**20
 BODY_TIMEOUT_S = 60.0
 _REFUSAL_GRACE_S = 2.0
 
@@ -36,8 +36,8 @@ async def generate(service: Service, request: Request, admit: Admit) -> Response
     """
     record = Record(request)
     try:
-        service.serving()
-        job = await admit(service, await read_body(request), record)
+        ready = service.serving()
+        job = await admit(service, await read_body(request, body_bytes(ready)), record)
         flight = Flight(service.link, job.requests, service.meters)
         if job.stream:
             return await _stream(service, request, job, flight, record)
@@ -57,8 +57,8 @@ async def generate(service: Service, request: Request, admit: Admit) -> Response
     return JsonResponse({**head, "choices": job.answer.whole(), "usage": job.usage()})
 
 
-async def read_body(request: Request, *, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
-    """The body, of 32 MiB at most.
+async def read_body(request: Request, most_bytes: int, *, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+    """The body, of ``most_bytes`` at most; one that says it is larger is not read at all.
 
     Raises:
         ApiError: 408 or 413: it did not arrive in time, or is too large.
@@ -66,12 +66,16 @@ async def read_body(request: Request, *, timeout_s: float = BODY_TIMEOUT_S) -> b
     """
     parts: list[bytes] = []
     size = 0
+    too_large = ApiError(413, f"the body is larger than {most_bytes} bytes", code="body_too_large")
+    said = request.headers.get("content-length", "0")  # digits: the HTTP parser lets nothing else through
+    if len(said) > 15 or int(said) > most_bytes:
+        raise too_large
     try:
         async with asyncio.timeout(timeout_s):
             async for part in request.stream():
                 size += len(part)
-                if size > MOST_BODY_BYTES:
-                    raise ApiError(413, f"the body is larger than {MOST_BODY_BYTES} bytes", code="body_too_large")
+                if size > most_bytes:
+                    raise too_large
                 parts.append(part)
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {timeout_s:g} s", code="body_timeout") from None

@@ -17,7 +17,7 @@ from engine.server.errors import ApiError, bad
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-TokenId = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
@@ -55,9 +55,9 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     user: str | None = None
     # Beyond OpenAI.
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Share | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None  # dividing by less makes infinities
     min_tokens: Count | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
@@ -89,7 +89,7 @@ class Call(Struct, forbid_unknown_fields=True, frozen=True):
     function: CalledFunction
     id: str | None = None
     type: Literal["function"] = "function"
-    index: int | None = None
+    index: Count | None = None
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True, omit_defaults=True):
@@ -148,7 +148,7 @@ class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True, frozen
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Meta(ge=1)] | None = None
+    best_of: Choices | None = None
     suffix: str | None = None
 
 

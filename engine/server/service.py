@@ -12,6 +12,7 @@ from engine.server.auth import Keys
 from engine.server.errors import ApiError
 from engine.server.identity import Identity
 from engine.server.metrics import Meters
+from engine.server.size import longest_token
 from engine.server.wire import Link
 from engine.text.tokenizer import Tokenizer
 
@@ -21,7 +22,7 @@ _DRAINING_RETRY_S = 10
 
 @dataclass
 class Service:
-    """``draining`` is the only thing that changes, once: at SIGTERM."""
+    """``draining`` is the only thing that changes, once: at SIGTERM. ``longest_token`` is in characters."""
 
     settings: Settings
     identity: Identity
@@ -31,9 +32,11 @@ class Service:
     keys: Keys
     run_directory: Path
     draining: bool = False
+    longest_token: int = field(init=False)
     _seeds: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
+        self.longest_token = longest_token(self.tokenizer)
         self._seeds = random.Random(self.settings.model.random_seed or None)  # None: from the system's entropy
 
     def draw_seed(self) -> int:

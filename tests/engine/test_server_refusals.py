@@ -48,6 +48,16 @@ def _normal_script(api: Api) -> None:
         ({"stop_token_ids": [512]}, 400, "invalid_value", "stop_token_ids"),
         ({"logit_bias": {"512": 1}}, 400, "invalid_value", "logit_bias"),
         ({"logit_bias": {"x": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"1" * 5000: 1}}, 400, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"²": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"top_k": 2**70}, 400, "invalid_value", "top_k"),
+        ({"top_k": 2**31}, 400, "invalid_value", "top_k"),
+        ({"stop_token_ids": [2**70]}, 400, "invalid_value", "stop_token_ids[0]"),
+        ({"repetition_penalty": 1e-45}, 400, "invalid_value", "repetition_penalty"),
+        ({"repetition_penalty": 1e30}, 400, "invalid_value", "repetition_penalty"),
+        ({"regex": "a" * (2**19 + 1)}, 400, "grammar_too_large", "regex"),
+        ({"messages": [{"role": "user"}] * 1025}, 400, "context_length_exceeded", "messages"),
         ({"top_logprobs": 2}, 400, "invalid_value", "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
         ({"parallel_tool_calls": False}, 400, "invalid_value", "parallel_tool_calls"),
@@ -97,6 +107,43 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(api: Api) -> None
     assert api.complete([5] * 1000, max_tokens=24).status_code == 200
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(api: Api) -> None:
+    longest = max(len(api.scheduler.tokenizer.token_bytes(token)) for token in range(512))
+    over, fits = "x" * (1024 * longest + 1), "x" * (1024 * longest)
+    turn = {"role": "user", "content": "Hi"}
+    before = len(api.scheduler.requests)
+    for answer, param in (
+        (api.complete(over), "prompt"),
+        (api.complete(["Hi", over]), "prompt"),
+        (api.chat(over), "messages"),
+        (api.chat(messages=[turn, {**turn, "name": over}]), "messages"),
+        (api.chat(messages=[turn, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": over}}]}]), "messages"),
+        (api.chat(tools=[{"type": "function", "function": {"name": "f", "description": over}}]), "messages"),
+        (api.client.post("/tokenize", json={"prompt": over}), "prompt"),
+        (api.client.post("/tokenize", json={"messages": [{**turn, "content": over}]}), "messages"),
+    ):
+        message = api.refused(answer, 400, "context_length_exceeded", param)
+        assert "characters" in message
+        assert str(1024 * longest) in message
+    assert len(api.scheduler.requests) == before
+    assert api.client.post("/tokenize", json={"prompt": fits}).json()["count"] > 1024
+
+
+def test_a_list_of_ids_is_refused_by_its_length_before_its_items_are_looked_at(api: Api) -> None:
+    few, many = [5] * 1000 + ["x"], [5] * 1024 + ["x"]
+    for short, long in ((few, many), ([few], [many])):
+        api.refused(api.complete(short), 400, "invalid_value", "prompt")
+        assert "1025 tokens" in api.refused(api.complete(long), 400, "context_length_exceeded")
+    api.refused(api.complete(["a", "b", "c", "d", 1]), 400, "invalid_value", "n")
+
+
+def test_arguments_of_an_earlier_call_that_are_nested_too_deeply_are_refused(api: Api) -> None:
+    call = {"function": {"name": "f", "arguments": "[" * 1500}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}]
+    api.refused(api.chat(messages=messages), 400, "invalid_value", "messages")
+    api.refused(api.client.post("/tokenize", json={"messages": messages}), 400, "invalid_value", "messages")
+
+
 def test_a_request_that_the_pool_could_never_hold_is_refused(api: Api) -> None:
     api.scheduler.send(ready(pool=64))
     try:
@@ -115,7 +162,10 @@ def test_what_is_no_json_object_is_refused(api: Api, body: bytes) -> None:
 
 
 def test_a_body_beyond_the_limit_is_refused(api: Api) -> None:
-    api.refused(api.client.post("/v1/completions", content=b"x" * (32 * 2**20 + 1)), 413, "body_too_large")
+    most = 4 * 2**20 + 64 * 1024
+    for route in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+        api.refused(api.client.post(route, content=b"x" * (most + 1)), 413, "body_too_large")
+        api.refused(api.client.post(route, content=b"x" * most), 400, "invalid_json")
 
 
 def test_messages_that_the_template_cannot_render_are_refused_with_its_reason(tmp_path: Path) -> None:
@@ -140,7 +190,8 @@ def test_a_full_queue_answers_503_and_when_to_come_back(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "method,path,status", [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405), ("POST", "/health", 405)]
+    "method,path,status",
+    [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405), ("POST", "/health", 405), ("POST", "/v1/completions/", 404)],
 )
 def test_a_wrong_route_or_method_has_the_same_shape(api: Api, method: str, path: str, status: int) -> None:
     answer = api.client.request(method, path)

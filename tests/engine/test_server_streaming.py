@@ -134,5 +134,22 @@ def test_a_result_that_is_there_when_the_client_leaves_is_still_the_result() -> 
 
 def test_a_body_that_does_not_come_is_given_up_by_a_deadline() -> None:
     with pytest.raises(ApiError) as caught:
-        asyncio.run(read_body(Request(SCOPE, forever), timeout_s=0.05))
+        asyncio.run(read_body(Request(SCOPE, forever), 100, timeout_s=0.05))
     assert caught.value.status == 408
+
+
+@pytest.mark.parametrize("said", ["101", "9" * 5000])
+def test_a_body_that_says_it_is_too_large_is_not_read(said: str) -> None:
+    scope = {**SCOPE, "headers": [(b"content-length", said.encode())]}
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(asyncio.wait_for(read_body(Request(scope, forever), 100), 5))
+    assert (caught.value.status, "100 bytes" in caught.value.message) == (413, True)
+
+
+def test_a_body_that_grows_too_large_is_not_read_on() -> None:
+    async def endless() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 60, "more_body": True}
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(asyncio.wait_for(read_body(Request(SCOPE, endless), 100), 5))
+    assert caught.value.status == 413
