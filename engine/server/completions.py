@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.messages import TokenLogprob, Tokens
+from engine.messages import Ready, TokenLogprob, Tokens
 from engine.server.access import Record
 from engine.server.admission import Wish, check_count, check_parameters, check_room, generations, off_loop_if_long, stop_strings
 from engine.server.answer import Delta, Job
@@ -36,8 +36,9 @@ async def admit(service: Service, body: bytes, record: Record) -> Job:
     first = prompts[0]
     record.prompt_sha = prompt_sha(first if isinstance(first, str) else " ".join(map(str, first)))
     check_room(service, request, len(prompts))
+    ready = service.serving()
     size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    tokenised = await off_loop_if_long(size, lambda: [_ids(service, prompt) for prompt in prompts])
+    tokenised = await off_loop_if_long(size, lambda: [_ids(service, ready, prompt) for prompt in prompts])
     record.prompt_tokens = sum(map(len, tokenised))
     asked = -1 if request.logprobs is None else request.logprobs
     wish = Wish(tokenised, request.max_tokens, "max_tokens", logprobs=asked, prompt_logprobs=asked if request.echo else -1)
@@ -83,8 +84,11 @@ def _check_size(service: Service, request: CompletionRequest) -> None:
             check_tokens(ready, len(one))
 
 
-def _ids(service: Service, prompt: str | list[int]) -> list[int]:
-    return service.tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else prompt
+def _ids(service: Service, ready: Ready, prompt: str | list[int]) -> list[int]:
+    """Checked at once, so that one prompt that is too long ends the tokenising of many."""
+    ids = service.tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else prompt
+    check_tokens(ready, len(ids))
+    return ids
 
 
 def _check_completion(request: CompletionRequest) -> None:

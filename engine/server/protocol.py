@@ -59,7 +59,7 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     min_p: Share | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None  # dividing by less makes infinities
     min_tokens: Count | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None

@@ -53,6 +53,7 @@ def _normal_script(api: Api) -> None:
         ({"logit_bias": {"²": 1}}, 400, "invalid_value", "logit_bias"),
         ({"top_k": 2**70}, 400, "invalid_value", "top_k"),
         ({"top_k": 2**31}, 400, "invalid_value", "top_k"),
+        ({"stop_token_ids": [5] * 1025}, 400, "invalid_value", "stop_token_ids"),
         ({"stop_token_ids": [2**70]}, 400, "invalid_value", "stop_token_ids[0]"),
         ({"repetition_penalty": 1e-45}, 400, "invalid_value", "repetition_penalty"),
         ({"repetition_penalty": 1e30}, 400, "invalid_value", "repetition_penalty"),
