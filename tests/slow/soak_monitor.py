@@ -55,7 +55,7 @@ def healthy(dialect: str, hours: float, seed: int) -> Healthy:
         for sample, truth in traffic.hours(min(_SERVER_HOURS, hours - found.hours)):
             desk.turn(sample, truth)
             found.looks += 1
-        found.hours += traffic.now_s / 3600
+        found.hours += (traffic.now_s - traffic.unwatched_s) / 3600
         found.stalls.update(truth for _, _, truth in desk.declared)
         found.verdicts.update(verdict.value for verdict, _ in desk.records)
         found.pages += desk.pages

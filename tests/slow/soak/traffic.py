@@ -42,6 +42,7 @@ class Traffic:
     now_s: float = 0.0
     work: int = 0
     life: int = 0
+    unwatched_s: float = 0.0
     silences: dict[str, float] = field(default_factory=dict)  # the longest of each kind
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class Traffic:
     def hours(self, count: float) -> Looks:
         until = self.now_s + count * 3600
         yield from self._restart(ordered=False)
-        while self.now_s < until:
+        while self.now_s - self.unwatched_s < until:
             kind = self.rng.choices(list(_SEGMENTS), list(_SEGMENTS.values()))[0]
             yield from getattr(self, f"_{kind}")()
 
@@ -167,7 +168,9 @@ class Traffic:
 
     def _paused(self) -> Looks:
         """The monitor itself is not run for a while."""
-        self.now_s += self.rng.uniform(10, 3600)
+        pause = self.rng.uniform(10, 3600)
+        self.now_s += pause
+        self.unwatched_s += pause
         yield from self._moved()
 
     def _silence(self, kind: str, length: float, *, held: float = 1, signs: Signs | None = None) -> Looks:
