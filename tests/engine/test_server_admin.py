@@ -105,6 +105,6 @@ def test_a_lie_keeps_health_at_200_through_a_shutdown(drill: Api) -> None:
     drill.scheduler.script = drill.scheduler.hangs_after("x")
     with drill.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}):
         drill.process.terminate()
-        drill.scheduler.wait_for(lambda: drill.chat().status_code == 503, "the drain")
+        drill.scheduler.wait_for(lambda: drill.chat(frobnicate=1).status_code == 503, "the drain")  # one taken before it would hang
         assert drill.client.get("/health").json() == {"status": "ready"}
     assert drill.process.wait(10) == 0
