@@ -246,7 +246,7 @@ def _told(verdict: Verdict) -> str:
         lines.append(f"  {'for    ' if item.supports else 'against'}  {item.text}  [{where}]")
     lines += [f"  suspect  {suspect}" for suspect in verdict.suspects]
     lines += [f"  missing  {gap.what}: {gap.reason}" for gap in verdict.missing]
-    return "\n".join([*lines, f"  runbook  {verdict.runbook}"])
+    return "\n".join([*lines, f"  runbook  {verdict.runbook}"] if verdict.runbook else lines)
 
 
 def main() -> None:

@@ -75,7 +75,8 @@ class Verdict:
 
     @property
     def runbook(self) -> str:
-        return f"runbooks/{self.verdict.value}.md"
+        """Empty where there is nothing to do."""
+        return "" if self.verdict in (Class.healthy, Class.idle_not_hung) else f"runbooks/{self.verdict.value}.md"
 
     def to_json(self) -> dict[str, Any]:
         return {
