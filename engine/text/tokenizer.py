@@ -95,7 +95,8 @@ class Tokenizer:
 
         Special tokens written out in ``text`` become these tokens, as the chat template needs.
         """
-        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special).ids
+        # The batch call lets go of the interpreter's lock, the single one holds it: a long prompt would stop everybody.
+        ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
