@@ -15,7 +15,8 @@ _PREFLIGHT = "LoadState,KillMode,StandardOutput,DropInPaths,FragmentPath,Runtime
 _STATES = {"active": State.active, "reloading": State.active, "inactive": State.inactive, "failed": State.failed,
            "activating": State.activating, "deactivating": State.deactivating}  # fmt: skip
 _ANSWER_S = 20.0
-_CAT = 'cat "$1" 2>/dev/null || [ ! -e "$1" ]'  # no file is an empty answer, one that cannot be read is an error
+# No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
+_CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
 _WRITE = 'set -e; mkdir -p "$1"; cat >"$1/.opsctl.$$"; sync "$1/.opsctl.$$"; mv -f "$1/.opsctl.$$" "$1/$2"; sync "$1"'
 
 

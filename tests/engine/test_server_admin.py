@@ -63,6 +63,8 @@ def test_admin_routes_need_the_admin_key(keyed: Api) -> None:
 
 def test_faults_are_armed_listed_and_disarmed(drill: Api) -> None:
     assert drill.client.get("/admin/faults").json() == {"armed": ["health.lie"]}  # from the command line
+    # Its health lies, so that is no sign of readiness.
+    drill.scheduler.wait_for(lambda: drill.client.get("/server_info").json()["status"] == "ready", "ready")
     answer = drill.client.post("/admin/faults", json={"fault": "collective.skip:rank=1"})
     assert answer.json() == {"message": "armed", "armed": ["collective.skip:rank=1"]}
     drill.client.post("/admin/faults", json={"fault": "decode.slow"})

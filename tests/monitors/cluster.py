@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
 
-def until(condition: Callable[[], Any], what: str, deadline_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
     """The first true value of the condition. Fails with the words of ``what`` when the time is up."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:

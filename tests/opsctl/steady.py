@@ -27,5 +27,6 @@ notify("READY=1")
 if "--raise" in sys.argv:
     raise ValueError("of this very start")
 if "--silent-exit" in sys.argv:
+    time.sleep(1.5)  # a unit that is gone before anybody looked is unloaded, and its start with it
     sys.exit(0)
 time.sleep(3600)

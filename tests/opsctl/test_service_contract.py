@@ -99,13 +99,13 @@ def _systemd(node: nodes.SystemdNode) -> Iterator[Make]:
         if token := service.lease_token():
             service.disarm(token)
         service.remove_trial()
-    wait.stop(made, WAITER, 10)
+    wait.stop(made, WAITER, 30)
 
 
 def start(service: ServiceManager) -> str:
     """Start and wait until it is ready; the invocation."""
-    wait.start([service], WAITER, 10)
-    WAITER.until("ready", lambda: service.snapshot().state is State.active, 10)
+    wait.start([service], WAITER, 30)
+    WAITER.until("ready", lambda: service.snapshot().state is State.active, 30)
     return service.snapshot().invocation_id
 
 
@@ -136,7 +136,7 @@ def test_a_start_has_an_invocation_that_the_program_knows_too(make: Make) -> Non
 def test_each_start_has_lines_of_its_own_and_the_managers_lines_about_it(make: Make) -> None:
     service = make()
     first = start(service)
-    wait.stop([service], WAITER, 10)
+    wait.stop([service], WAITER, 30)
     assert service.snapshot().state is State.inactive and service.snapshot().main_pid == 0
     second = start(service)
     assert first != second
@@ -150,7 +150,7 @@ def test_each_start_has_lines_of_its_own_and_the_managers_lines_about_it(make: M
 
 def test_a_service_is_activating_until_it_says_ready(make: Make) -> None:
     service = make("--unready")
-    wait.start([service], WAITER, 10)
+    wait.start([service], WAITER, 30)
     said(service, service.snapshot().invocation_id)
     found = service.snapshot()
     assert found.state is State.activating and found.running and not found.waiting_to_restart
@@ -158,20 +158,20 @@ def test_a_service_is_activating_until_it_says_ready(make: Make) -> None:
 
 def test_a_crash_is_restarted_and_its_whole_traceback_stays_with_its_own_start(make: Make) -> None:
     service = make("--raise")
-    first = next(iter(wait.start([service], WAITER, 10).values())).invocation_id
-    WAITER.until("a restart", lambda: service.snapshot().restarts >= 1 and service.snapshot().invocation_id != first, 10)
+    first = next(iter(wait.start([service], WAITER, 30).values())).invocation_id
+    WAITER.until("a restart", lambda: service.snapshot().restarts >= 1 and service.snapshot().invocation_id != first, 30)
     wait_until(lambda: any("Main process exited" in line.text for line in service.log(first)), what="the manager's line about the exit")
     texts = [line.text for line in service.log(first) if not line.manager]
     head = texts.index("Traceback (most recent call last):")
     assert texts[-1] == "ValueError: of this very start" and len(texts) - head >= 3
-    wait.stop([service], WAITER, 10)
+    wait.stop([service], WAITER, 30)
     assert not service.snapshot().waiting_to_restart
 
 
 def test_an_end_with_status_0_is_no_failure_and_no_restart(make: Make) -> None:
     service = make("--silent-exit")
-    wait.start([service], WAITER, 10)
-    WAITER.until("the end", lambda: service.snapshot().state is State.inactive, 10)
+    wait.start([service], WAITER, 30)
+    WAITER.until("the end", lambda: service.snapshot().state is State.inactive, 30)
     assert service.snapshot().restarts == 0 and service.snapshot().result == "success"
 
 
@@ -180,7 +180,7 @@ def test_a_stop_leaves_nothing_even_of_a_child_in_a_session_of_its_own(make: Mak
     start(service)
     _, out, _ = service.run(("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), 10)
     assert "sleep 4242" in out
-    wait.stop([service], WAITER, 10)
+    wait.stop([service], WAITER, 30)
     _, out, _ = service.run(("sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"), 10)
     assert "sleep 4242" not in out
 
@@ -223,7 +223,7 @@ def test_a_lease_that_ends_removes_the_trial_and_restarts(make: Make) -> None:
     service.write_trial(Override((*service.command().argv, "--trial"), {}))
     wait_until(lambda: service.lease_token() == "" and service.snapshot().invocation_id != first, what="the dead-man")
     assert service.read_change().trial is None
-    WAITER.until("ready", lambda: service.snapshot().state is State.active, 10)
+    WAITER.until("ready", lambda: service.snapshot().state is State.active, 30)
     assert "--trial" not in service.argv()
     with pytest.raises(LeaseLost):
         service.renew("t", 60)
@@ -307,6 +307,6 @@ def test_a_start_that_systemd_refuses_for_its_limit_is_made_all_the_same(node: n
     )
     node.run(["systemctl", "daemon-reload"])
     service = SystemdService(node, "limited.service")
-    first = next(iter(wait.start([service], WAITER, 10).values())).invocation_id
+    first = next(iter(wait.start([service], WAITER, 30).values())).invocation_id
     WAITER.until("its failure", lambda: service.snapshot().state is State.failed, 10)
-    assert next(iter(wait.start([service], WAITER, 10).values())).invocation_id != first
+    assert next(iter(wait.start([service], WAITER, 30).values())).invocation_id != first
