@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import random
 import shutil
 import socket
 import subprocess
@@ -75,10 +76,9 @@ def wait_for(condition: Callable[[], Any], deadline_s: float, what: str) -> Any:
 
 
 def _free_ports(count: int) -> int:
-    """The first of ``count`` ports in a row that are free now."""
+    """The first of ``count`` ports in a row that are free now, below those that the kernel itself gives away."""
     for _ in range(50):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            first = int(probe.getsockname()[1])
+        first = random.randint(15_000, 32_000)
         with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as held:
             for port in range(first, first + count):
                 held.enter_context(socket.create_server(("127.0.0.1", port)))

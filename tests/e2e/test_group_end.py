@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.serving import Served, serving, start, wait_for
+from tests.ports import free_port
 from tests.tiny_models import tiny_model
 
 
@@ -24,8 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def two_nodes(model: Path, folder: Path) -> Iterator[tuple[Served, Served]]:
     """Node 0 and node 1 of a group that serves."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port(4)
     group = ("--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{port}", "--grammar-backend", "none", "--enable-faults")
     follower = start(model, folder, (*group, "--node-rank", "1"), name="follower")
     try:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.serving import Served, serving, start, wait_for
+from tests.ports import free_port
 from tests.tiny_models import tiny_model
 
 PLAIN = ("--grammar-backend", "none")
@@ -132,8 +133,7 @@ def test_ready_is_said_to_the_service_manager_after_the_warm_up_and_watchdog_whi
 
 
 def test_two_nodes_serve_one_model_and_end_together(model: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port(4)
     group = (*PLAIN, "--tp", "3", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{port}")
     three = tiny_model(tmp_path / "three", heads=6, kv_heads=3, hidden=96)
     follower = start(three, tmp_path, (*group, "--node-rank", "1"), name="follower")
@@ -156,15 +156,17 @@ def test_two_nodes_serve_one_model_and_end_together(model: Path, tmp_path: Path)
 
 
 def test_a_lost_node_takes_the_group_down(model: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port(4)
     group = (*PLAIN, "--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{port}")
     follower = start(model, tmp_path, (*group, "--node-rank", "1"), name="follower")
-    with serving(model, tmp_path, *group, "--node-rank", "0", name="leader") as leader:
-        follower.wait_ready()
+    try:
+        with serving(model, tmp_path, *group, "--node-rank", "0", name="leader") as leader:
+            follower.wait_ready()
+            follower.process.kill()
+            assert leader.process.wait(40) in (1, 75)
+    finally:
         follower.process.kill()
         follower.process.wait(10)
-        assert leader.process.wait(40) in (1, 75)
 
 
 @pytest.mark.parametrize(

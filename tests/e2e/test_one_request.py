@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import zmq
 from engine.config import parse
 from engine.launch.relay import Hub
 from tests.e2e.serving import Served, serving, wait_for
+from tests.ports import free_port
 from tests.tiny_models import tiny_model
 
 NOTHING = r"[^\s\S]"  # a class of characters with nothing in it
@@ -65,13 +65,11 @@ FORGED = msgspec.msgpack.encode({"type": "Report", "node": 7, "mono_ns": 1, "box
 
 @pytest.mark.parametrize("parts", [[b"garbage"], [b"a", b"b"], [msgspec.msgpack.encode({"type": "Report"})], [FORGED]])
 def test_a_stranger_cannot_end_the_group(tmp_path: Path, parts: list[bytes]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    hub = Hub(parse(["--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{port - 3}"]), tmp_path, "start")
+    port = free_port(4)
+    hub = Hub(parse(["--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{port}"]), tmp_path, "start")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.connect(f"tcp://127.0.0.1:{port}")
+    stranger.connect(f"tcp://127.0.0.1:{port + 3}")
     try:
         stranger.send_multipart(parts)
         wait_for(lambda: hub._socket.poll(50), 10, "the packet to arrive")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from opsctl import cli
 from opsctl.rollout import target
 from opsctl.service.embedded import EmbeddedService
 from tests.opsctl.site import ROOT, Pages, wait_until
+from tests.ports import free_port
 
 BOOT_S = 120.0
 
@@ -28,7 +28,7 @@ class Group:
     def __init__(self, folder: Path) -> None:
         self.folder, self.pages = folder, Pages()
         model = tiny_model(folder / "model")
-        self.port = _free_ports(5)  # the API's, and four for the rendezvous
+        self.port = free_port(5)  # the API's, and four for the rendezvous
         self.env = {
             **os.environ,
             "HOME": str(folder),
@@ -87,21 +87,6 @@ class Group:
             service.end()
         wait_until(lambda: all(service.ended for service in self.services), 60, "every supervisor to end")
         self.pages.close()
-
-
-def _free_ports(count: int) -> int:
-    for first in range(20000 + os.getpid() % 1000 * 5, 40000, 97):
-        probes = []
-        try:
-            for port in range(first, first + count):
-                probes.append(socket.create_server(("127.0.0.1", port)))
-            return first
-        except OSError:
-            continue
-        finally:
-            for probe in probes:
-                probe.close()
-    raise AssertionError(f"no {count} ports in a row are free")
 
 
 @pytest.fixture(scope="module")

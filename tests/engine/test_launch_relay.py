@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from engine.config import Settings, parse
 from engine.launch.relay import Hub, PeerEnd, Spoke
 from tests.e2e.serving import wait_for
+from tests.ports import free_port
 
 
 class Pair:
@@ -42,8 +42,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1] - 3
+    port = free_port(4)
     with ExitStack() as opened:
         yield Pair(tmp_path, opened, port)
 

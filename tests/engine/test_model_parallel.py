@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine.model.hf_config import ModelConfigError
 from engine.model.registry import load_model
 from engine.parallel.group import Group
 from tests.engine.paged_rows import Rows, drive, sample_texts
+from tests.ports import free_port
 from tests.tiny_models import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +26,7 @@ ROOT = Path(__file__).parents[2]
 def run_ranks(
     folder: Path, out: Path, world: int, nodes: int = 1, env: dict[str, str] | None = None, dtype: str = "float32"
 ) -> list[list[torch.Tensor]]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}" if nodes > 1 else ""
+    address = f"127.0.0.1:{free_port()}" if nodes > 1 else ""
     processes = []
     for rank in range(world):
         parallel = ParallelSettings(tp=world, nnodes=nodes, dist_init_addr=address, rendezvous_timeout_s=60)

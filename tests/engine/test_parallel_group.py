@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from engine import blackbox
 from engine.blackbox import CollectiveKind, DeviceState
 from engine.config import LaunchSettings, ParallelSettings, Settings
 from engine.parallel.group import Group, GroupError, open_group
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
@@ -82,7 +82,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
     started: list[subprocess.Popen[str]] = []
 
     def _start(scenario: str, world: int, nodes: int = 1, env: dict[str, str] | None = None, given_address: bool = False) -> Ranks:
-        address = f"127.0.0.1:{free_ports()}" if nodes > 1 or given_address else ""
+        address = f"127.0.0.1:{free_port(4)}" if nodes > 1 or given_address else ""
         ranks = Ranks([], [], [])
         for rank in range(world):
             settings = Settings(
@@ -108,18 +108,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
         if process.poll() is None:
             process.kill()
         process.wait(10)
-
-
-def free_ports() -> int:
-    """A port that is free, with the next free too."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return int(port)
-            except OSError:
-                continue
 
 
 WITHOUT_C = {"LASTBATCH_NATIVE": "0"}
@@ -221,7 +209,7 @@ def test_a_broken_connection_between_nodes_raises_on_the_other_node(start: Calla
 
 def test_ranks_that_do_not_come_are_named_when_the_time_is_up(tmp_path: Path) -> None:
     settings = Settings(
-        parallel=ParallelSettings(tp=2, nnodes=2, dist_init_addr=f"127.0.0.1:{free_ports()}", rendezvous_timeout_s=0.3),
+        parallel=ParallelSettings(tp=2, nnodes=2, dist_init_addr=f"127.0.0.1:{free_port(4)}", rendezvous_timeout_s=0.3),
         launch=LaunchSettings(run_dir=str(tmp_path)),
     )
     with pytest.raises(GroupError, match=r"ranks \[1\] did not reach"):

@@ -19,6 +19,7 @@ from monitors.capture import bundle
 from monitors.observe import boxes
 from monitors.remote import NodeError, Remote
 from tests.monitors.cluster import HEALTHY, Cluster, fleet_text, until, web
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 needs_sshd = pytest.mark.skipif(not Path(SSHD).exists() or os.geteuid() != 0, reason="needs sshd and root")
@@ -30,9 +31,7 @@ def ssh(tmp_path: Path) -> Iterator[str]:
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
     shutil.copy(tmp_path / "user.pub", tmp_path / "authorized")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     Path("/run/sshd").mkdir(exist_ok=True)
     options = {"HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "authorized", "PidFile": "none", "StrictModes": "no",
                "ListenAddress": "127.0.0.1", "UsePAM": "no", "PermitRootLogin": "yes"}  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -20,15 +19,10 @@ import httpx
 
 from opsctl import cli
 from opsctl.service.embedded import EmbeddedService
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = Path(__file__).parent / "contract_server.py"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(done: Callable[[], Any], deadline_s: float = 10.0, what: str = "the condition") -> None:
