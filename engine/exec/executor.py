@@ -196,7 +196,7 @@ class Executor:
                 drafts = sequence.drafter.propose(most) if most > 0 else []
                 tokens = tokens + drafts
                 wanted = 1 + len(drafts)
-            segments.append(Segment(tokens, int(start) + 0, sequence.pages, wanted))
+            segments.append(Segment(tokens, int(start), sequence.pages, wanted))
             laid.append(Laid(row, sequence, drafts, len(tokens), draws if row.draws else -1))
             draws += 1 + len(drafts) if row.draws else 0
         masked = any(RequestFlag.grammar in one.sequence.flags and one.row.draws for one in laid)
