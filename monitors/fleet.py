@@ -6,6 +6,7 @@ likely intent, so that a typo is found before an incident and not in it.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import os
 import tomllib
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 Role = Literal["prefill", "decode", "both", "router"]
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -58,22 +59,34 @@ class Node(_Table):
     service: tuple[Service, ...] = ()
 
 
+def answer_class(value: str) -> str:
+    """``value`` if it names a class of answers that a caller may be promised. Raises ValueError."""
+    word, _, code = value.partition(" ")
+    if value in ("text", "json", "tool_call") or (word == "http" and code.isdigit() and len(code) == 3):
+        return value
+    raise ValueError(f'"{value}" is no expectation; use "text", "json", "tool_call" or "http 400"')
+
+
+class ExpectChange(_Table):
+    """A change of a caller's answers that is agreed to. Somebody is paged when ``review_by`` is past: by then the client
+    should have been changed, or the server back."""
+
+    to: Annotated[str, AfterValidator(answer_class)]
+    review_by: datetime.date
+
+
 class Caller(_Table):
     """What one kind of client sends. A rollout compares the answers before and after."""
 
     name: _Name
     request: dict[str, Any]
-    expect: str = "text"  # text | json | tool_call | "http 400"
+    expect: Annotated[str, AfterValidator(answer_class)] = "text"  # text | json | tool_call | "http 400"
+    expect_change: ExpectChange | None = None
     probe: Literal["live", "never-live"] = "live"
-    via: str = ""  # the client's own path (a gateway); empty: the deployment's api
-
-    @field_validator("expect")
-    @classmethod
-    def _known_expectation(cls, value: str) -> str:
-        word, _, code = value.partition(" ")
-        if value in ("text", "json", "tool_call") or (word == "http" and code.isdigit() and len(code) == 3):
-            return value
-        raise ValueError(f'"{value}" is no expectation; use "text", "json", "tool_call" or "http 400"')
+    via: str = ""  # the client's own path (a gateway), as the client's base URL; empty: the deployment's api
+    api_key_file: str = ""  # the client's own key: it is sent through ``via``, and its hash names the client in the log
+    user_agent: str = ""  # where the client sends no key: what names it in the log
+    remedy: str = ""  # how its people change it: shown when a rollout changes its answers
 
 
 class OnWedge(_Table):
@@ -114,10 +127,12 @@ class Deployment(_Table):
     on_wedge: OnWedge = OnWedge()
     bundle_dir: str = ""
     boot_deadline_s: float = Field(default=720.0, gt=0)
-    stable_s: float = Field(default=120.0, ge=0)
+    stable_s: float = Field(default=60.0, ge=0)
     hold_s: float = Field(default=3600.0, gt=0)
     node: tuple[Node, ...]
     caller: tuple[Caller, ...] = ()
+    throughput_allowance_pct: float | None = Field(default=None, ge=0, lt=100)  # a rollout may cost so much; unset: not measured
+    drift_share: float | None = Field(default=None, ge=0, le=1)  # of a greedy answer that must stay; unset: all in f32, else half
     canary: Canary = Canary()
 
     @field_validator("engine")
@@ -240,6 +255,13 @@ def _contradictions(deployment: Deployment) -> list[str]:
                 if rank in ranks:
                     found.append(f"{here}.ranks: rank {rank} is also in {ranks[rank]}")
                 ranks[rank] = here
+    callers: dict[str, int] = {}
+    for i, caller in enumerate(deployment.caller):
+        if caller.name in callers:
+            found.append(f'{at}.caller[{i}].name: "{caller.name}" is also the name of caller[{callers[caller.name]}]')
+        callers[caller.name] = i
+        if not isinstance(caller.request.get("messages"), list) and not isinstance(caller.request.get("prompt"), str):
+            found.append(f"{at}.caller[{i}].request: has neither messages nor a prompt; give the body that the client sends")
     return found
 
 

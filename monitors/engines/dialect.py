@@ -76,6 +76,33 @@ class MetricNames:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """With ``flag`` set to ``value`` the engine answers requests of these shapes with this HTTP status."""
+
+    flag: str
+    value: str
+    shapes: tuple[str, ...]
+    status: int
+
+
+@dataclass(frozen=True)
+class AnswerRules:
+    """``deciding``: the flags that can change what class of answer a request gets; None where that is not known."""
+
+    deciding: frozenset[str] | None = None
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class ConfigRoutes:
+    """Where a server tells its settings, tried in order; none for an engine that never does. ``optional``: a server may
+    be started without the route, and then its arguments are all that can be known."""
+
+    routes: tuple[str, ...] = ()
+    optional: bool = False
+
+
+@dataclass(frozen=True)
 class Dialect:
     """``rank_title`` has the groups dp, pp, tp and ep; ``member_title`` matches every process of the engine."""
 
@@ -90,6 +117,8 @@ class Dialect:
     frames: tuple[FrameRule, ...]
     black_box: bool = False
     words: re.Pattern[str] = re.compile(r"(?!)")  # what only this engine's artefacts say
+    answers: AnswerRules = AnswerRules()
+    config: ConfigRoutes = ConfigRoutes()
 
     def rank_of(self, title: str) -> int | None:
         """The tensor-parallel rank that a process title names; None for other processes. A worker without a
@@ -144,6 +173,12 @@ def load(name: str) -> Dialect:
                      for i in range(len(raw.get("frame", ())))),
         black_box=bool(own.get("black_box", False)),
         words=reader.pattern("words"),
+        answers=AnswerRules(
+            frozenset(reader.words("answers.deciding")) or None,
+            tuple(Refusal(str(one["flag"]), str(one["value"]), tuple(one["shapes"]), int(one["status"]))
+                  for one in reader.value("answers.refused", [])),
+        ),
+        config=ConfigRoutes(reader.words("config.routes"), bool(reader.value("config.optional", False))),
     )  # fmt: skip
 
 

@@ -78,6 +78,18 @@ def test_a_whole_file_is_read() -> None:
         ('name = "b"', 'name = "a"', 'deployment.flash.node[1].name: "a" is also the name of node[0]'),
         ("http://127", "127", 'is no URL; did you mean "http://127.0.0.1:30000/"?'),
         ('"http 400"', '"http nope"', 'deployment.flash.caller[0].expect: "http nope" is no expectation'),
+        (
+            'expect = "http 400"',
+            'expect_change = { to = "http 40", review_by = 2027-01-31 }',
+            'deployment.flash.caller[0].expect_change.to: "http 40" is no expectation',
+        ),
+        (
+            'expect = "http 400"',
+            'expect_change = { to = "text" }',
+            "deployment.flash.caller[0].expect_change.review_by: this key is needed",
+        ),
+        ("request = {", "request = { messags = [] }\nrequest_ = {", "deployment.flash.caller[0].request_: unknown key"),
+        ("messages = [", "mesages = [", "deployment.flash.caller[0].request: has neither messages nor a prompt"),
         ("watchdog_s = 300", "watchdog_s = -1", "deployment.flash.watchdog_s: -1: "),
         ("watchdog_s = 300", 'service = "embedded"', "the embedded supervisor has no journal; give the path of its log file"),
         ("[page]", "[page", "fleet.toml: not valid TOML: "),
