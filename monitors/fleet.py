@@ -54,6 +54,8 @@ class Node(_Table):
 
     name: _Name
     ssh: str = ""
+    replica: str = ""  # nodes that share this word are one group that serves by itself; empty: all nodes are one group
+    api: str = ""  # the group's own API where there are several; empty: the deployment's
     python: str = ""  # interpreter for the collector; empty: this one here, python3 elsewhere
     py_spy: str = ""  # empty: beside the interpreter, else on PATH
     service: tuple[Service, ...] = ()
@@ -119,7 +121,7 @@ class Deployment(_Table):
     name: str = ""  # filled with the table's key
     engine: str
     api: str
-    service: Literal["systemd", "embedded"] = "systemd"
+    service: Literal["systemd", "systemd-user", "embedded"] = "systemd"
     watchdog_s: float = Field(default=0.0, ge=0)  # 0: the dialect's default
     allow_faults: bool = False
     api_key_file: str = ""
@@ -237,7 +239,8 @@ def _contradictions(deployment: Deployment) -> list[str]:
     """What no single key shows: names and ranks that occur twice, units without a suffix, services without a log."""
     found: list[str] = []
     nodes: dict[str, int] = {}
-    ranks: dict[int, str] = {}
+    apis: dict[str, str] = {}
+    ranks: dict[tuple[str, int], str] = {}
     at = f"deployment.{deployment.name}"
     if not deployment.node:
         found.append(f"{at}.node: no node; add a [[{at}.node]] table")
@@ -245,16 +248,19 @@ def _contradictions(deployment: Deployment) -> list[str]:
         if node.name in nodes:
             found.append(f'{at}.node[{i}].name: "{node.name}" is also the name of node[{nodes[node.name]}]')
         nodes[node.name] = i
+        api = apis.setdefault(node.replica, node.api)
+        if node.api != api:
+            found.append(f'{at}.node[{i}].api: "{node.api}", but replica "{node.replica}" has "{api}" above; a group has one')
         for j, service in enumerate(node.service):
             here = f"{at}.node[{i}].service[{j}]"
-            if deployment.service == "systemd" and not service.unit.endswith(_UNIT_SUFFIXES):
+            if deployment.service != "embedded" and not service.unit.endswith(_UNIT_SUFFIXES):
                 found.append(f'{here}.unit: "{service.unit}" has no suffix; did you mean "{service.unit}.service"?')
             if deployment.service == "embedded" and service.log == "journal":
                 found.append(f"{here}.log: the embedded supervisor has no journal; give the path of its log file")
             for rank in service.ranks:
-                if rank in ranks:
-                    found.append(f"{here}.ranks: rank {rank} is also in {ranks[rank]}")
-                ranks[rank] = here
+                if (node.replica, rank) in ranks:
+                    found.append(f"{here}.ranks: rank {rank} is also in {ranks[node.replica, rank]}")
+                ranks[node.replica, rank] = here
     callers: dict[str, int] = {}
     for i, caller in enumerate(deployment.caller):
         if caller.name in callers:

@@ -128,3 +128,13 @@ def test_bundles_go_where_the_fleet_file_says_then_to_the_state_folder() -> None
     assert fleet.bundle_root(one, {"HOME": "/home/u"}) == Path("/home/u/.local/state/lastbatch/bundles")
     named = fleet.parse(GOOD.replace("watchdog_s = 300", 'bundle_dir = "/b"'), "f").one()
     assert fleet.bundle_root(named, {"STATE_DIRECTORY": "/var/lib/hm"}) == Path("/b")
+
+
+def test_replicas_may_share_ranks_and_each_has_one_api() -> None:
+    head = "[deployment.d]\nengine = 'lastbatch'\napi = 'http://r:1'\n"
+    node = "[[deployment.d.node]]\nname = '{0}'\nreplica = '{1}'\napi = '{2}'\n"
+    node += "[[deployment.d.node.service]]\nunit = 'x.service'\nranks = [0]\n"
+    read = fleet.parse(head + node.format("a", "one", "http://a:1") + node.format("b", "two", "http://b:1"), "f").one()
+    assert [one.replica for one in read.node] == ["one", "two"]
+    with pytest.raises(fleet.FleetError, match=r'node\[1\].api: "http://b:1", but replica "one"'):
+        fleet.parse(head + node.format("a", "one", "http://a:1") + node.format("b", "one", "http://b:1").replace("[0]", "[1]"), "f")
