@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import math
 import os
 import resource
 import signal
@@ -18,8 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+from engine.config import Settings
+
+_T = TypeVar("_T")
 _ROOM_BYTES = 512 << 20
 _CHUNK_BYTES = 64 << 20
 
@@ -30,11 +35,13 @@ class FaultError(ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A fault that exists: its parameters with their defaults, and what it does."""
+    """A fault that exists: its parameters with their defaults, and what it does. ``at_start``: it can only be given by
+    ``--fault``, since what it changes is over when a server is ready."""
 
     name: str
     defaults: Mapping[str, Any]
     effect: str
+    at_start: bool = False
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -46,7 +53,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             Kind("grammar.verify_desync", {}, "ranks disagree on the accepted length of a grammar-masked verify that shares a batch"),
             Kind("callback.stall", {"rank": 1, "hold_gil": False}, "a host callback on one rank's stream blocks in a read"),
             Kind("decode.crash", {"n": 1, "when": "any", "after_ready": False}, "TypeError at the n-th decode step"),
-            Kind("boot.hang", {}, "the server never becomes ready"),
+            Kind("boot.hang", {}, "the server never becomes ready", at_start=True),
             Kind("decode.slow", {"factor": 4}, "each step computes its forward pass this many times"),
             Kind("health.lie", {}, "health routes answer 200 whatever happens"),
             Kind("progress.none", {"after_steps": 0}, "the scheduler accepts requests and plans no step"),
@@ -58,6 +65,13 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 "output.corrupt", {"rate": 1.0, "min_running": 2}, "wrong tokens in this share of the rows, in batches of so many or more"
             ),
             Kind("memory.exhaust", {}, "rank 0 allocates until its address space is at a limit: a real MemoryError"),
+            Kind("answers.garbage", {}, "tokens are permuted over the vocabulary before they are turned into text"),
+            Kind("config.split", {"rank": 1}, "one rank runs with the other setting of --disable-overlap-schedule", at_start=True),
+            Kind(
+                "crash.after",
+                {"requests": 100, "exit": 1},
+                "the scheduler's process dies once it has answered so many: exit=1 of an exception, exit=0 in order",
+            ),
         )
     }
 )
@@ -98,7 +112,19 @@ def parse(spec: str) -> Armed:
             raise FaultError(f"fault {name}: {key}={text!r} is not a {type(default).__name__}") from None
     if name == "decode.crash" and values["when"] not in ("any", "sequential"):
         raise FaultError(f"fault {name}: when={values['when']!r} is neither any nor sequential")
+    if name == "crash.after" and values["exit"] not in (0, 1):
+        raise FaultError(f"fault {name}: exit={values['exit']} is neither 0 nor 1")
     return Armed(name, values)
+
+
+def settings_of(rank: int, settings: Settings) -> Settings:
+    """The settings that a rank is started with."""
+    for fault in map(parse, settings.launch.fault):
+        if fault.name == "config.split" and fault.values["rank"] == rank:
+            scheduler = settings.scheduler
+            other = dataclasses.replace(scheduler, disable_overlap_schedule=not scheduler.disable_overlap_schedule)
+            return dataclasses.replace(settings, scheduler=other)
+    return settings
 
 
 class Faults:
@@ -112,7 +138,10 @@ class Faults:
             self.arm(spec)
 
     def arm(self, spec: str) -> None:
+        """Raises FaultError for a spec that is wrong, or one that comes too late."""
         fault = parse(spec)
+        if self.ready and KINDS[fault.name].at_start:
+            raise FaultError(f"fault {fault.name} acts while a server starts; give it as --fault {fault.name}")
         self._armed[fault.name] = fault
 
     def disarm(self, name: str) -> None:
@@ -193,6 +222,34 @@ class Faults:
             return value
         fault.state["decodes"] = fault.state.get("decodes", 0) + 1
         return None if fault.state["decodes"] >= fault.values["n"] else value
+
+    def told(self, ids: Sequence[int], vocabulary: int) -> list[int]:
+        """The token ids of an answer, as they go to whoever turns them into text."""
+        if "answers.garbage" not in self._armed:
+            return list(ids)
+        # Multiplying by a number that shares no factor with the vocabulary's size is a permutation of it.
+        factor = next(n for n in range(int(vocabulary * 0.618), 2 * vocabulary) if math.gcd(n, vocabulary) == 1)
+        return [(token * factor + 1) % vocabulary for token in ids]
+
+    def answered(self) -> None:
+        """A request has had its last token."""
+        fault = self._armed.get("crash.after")
+        if fault is not None and self.ready:
+            fault.state["answered"] = fault.state.get("answered", 0) + 1
+
+    def books(self, pool: _T) -> _T:
+        """What the scheduler reads its page counts from."""
+        return pool if not self._spent("crash.after", exit=1) else None  # type: ignore[return-value]
+
+    def dismissed(self) -> bool:
+        """Whether rank 0 leaves its loop as if it had been told to."""
+        return self._spent("crash.after", exit=0)
+
+    def _spent(self, name: str, *, exit: int) -> bool:
+        fault = self._armed.get(name)
+        if fault is None or fault.values["exit"] != exit:
+            return False
+        return bool(fault.state.get("answered", 0) >= max(1, fault.values["requests"]))
 
     def passes(self) -> int:
         """How many times a step's forward pass is computed."""

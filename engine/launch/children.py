@@ -106,7 +106,8 @@ def rank_environment(settings: Settings, rank: int, base: Mapping[str, str], thr
     """A rank's environment: threads must be set before the process starts, or the stream thread's team ignores it."""
     count = str(threads)
     kept = {key: value for key, value in base.items() if key not in ("LASTBATCH_API_KEY", "LASTBATCH_ADMIN_KEY")}
-    return {**kept, "LASTBATCH_RANK": str(rank), "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false"}
+    return {**kept, "LASTBATCH_SETTINGS": settings.to_json(), "LASTBATCH_RANK": str(rank), "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
 
 
 def base_environment(

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from engine import blackbox
+from engine import blackbox, faults
 from engine.config import ConfigError, Settings, fit_model, run_directory
 from engine.launch import evidence, relay
 from engine.launch.children import Child, Family, base_environment, rank_environment
@@ -110,7 +110,8 @@ class Launcher:
             self._family.spawn("API process", "engine.server.main", env)
         threads = settings.parallel.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // len(settings.local_ranks))
         for rank in settings.local_ranks:
-            self._family.spawn(f"rank {rank}", "engine.scheduler.process", rank_environment(settings, rank, env, threads), rank)
+            its = faults.settings_of(rank, settings) if settings.launch.enable_faults else settings
+            self._family.spawn(f"rank {rank}", "engine.scheduler.process", rank_environment(its, rank, env, threads), rank)
         self._describe()
 
     def _boot(self) -> End | None:

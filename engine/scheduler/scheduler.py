@@ -193,6 +193,8 @@ class Scheduler:
                 self.memory.release(request.kv, request.tokens, self._launched_step, keep=True)
                 self._drop(request)
                 self._box.counters["requests_finished"] += 1
+                if self._faults is not None:
+                    self._faults.answered()
             elif by_rid[result.rid].count and by_rid[result.rid].draws:
                 self.memory.publish(request.kv, request.tokens, self._launched_step)
         self._log.step(launched.plan, results, self.queues, self.memory)
@@ -212,6 +214,8 @@ class Scheduler:
     def publish_state(self) -> None:
         """Write queue lengths and counters to the black box."""
         counters, pool = self._box.counters, self.memory.pool
+        if self._faults is not None:
+            pool = self._faults.books(pool)
         counters["running"] = len(self.queues.running) + len(self.queues.prefill)
         counters["waiting"] = len(self.queues.waiting)
         counters["grammar_waiting"] = len(self.queues.compiling)

@@ -27,6 +27,7 @@ from engine.messages import (
     Ready,
     Refused,
     SetFault,
+    Tokens,
     encode,
     to_scheduler,
 )
@@ -80,7 +81,8 @@ class Service:
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(place.control, zmq.POLLIN)
-        self._send_outputs: Callable[[Outputs], None] = self._post
+        self._send_outputs: Callable[[Outputs], None] = self._answer
+        self._vocabulary = 0
         self._draining = False
         self._warming = False
         self._scheduler = Scheduler(settings, runner, box, pages=pages, context=context_length, grammar=grammar,
@@ -102,7 +104,7 @@ class Service:
             _log.info("Warm-up %s done in %.2f s", request.rid.removeprefix("warmup-"), time.monotonic() - begun)
         self._scheduler.forget_prefixes()
         self._warming = False
-        self._send_outputs = self._post
+        self._send_outputs = self._answer
 
     def open(self, ready: Ready) -> None:
         """Let requests in."""
@@ -111,6 +113,7 @@ class Service:
             threading.Event().wait()
         self._hub.send(Open())
         reset_counters(self._box)
+        self._vocabulary = ready.vocab_size
         if self._faults is not None:
             self._faults.ready = True
         self._post(ready)
@@ -119,7 +122,7 @@ class Service:
 
     def serve(self) -> None:
         """Serve until the launcher says stop."""
-        while not self._place.stopped():
+        while not self._place.stopped() and not (self._faults is not None and self._faults.dismissed()):
             self._turn()
         self._scheduler.abort_all("the server is stopping")
         self._scheduler.flush()
@@ -183,6 +186,13 @@ class Service:
             self._post(FaultAnswer(message.call, False, str(error), self._faults.armed))
             return
         self._post(FaultAnswer(message.call, True, "", self._faults.armed))
+
+    def _answer(self, outputs: Outputs) -> None:
+        if self._faults is not None:
+            for item in outputs.items:
+                if isinstance(item, Tokens):
+                    item.ids = self._faults.told(item.ids, self._vocabulary)
+        self._post(outputs)
 
     def _post(self, message: FromScheduler) -> None:
         self._outbox.send(encode(message))

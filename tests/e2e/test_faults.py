@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import threading
@@ -189,6 +191,52 @@ def test_wrong_tokens_come_only_in_shared_batches(pair: Served) -> None:
     ask_in_background(pair, max_tokens=400)
     wait_for(lambda: pair.box(0).host.running > 0, 10, "the first request to run")
     assert pair.complete(max_tokens=24)["choices"][0]["text"] != alone
+
+
+def test_garbage_is_told_with_a_good_status_and_only_to_those_who_ask_after_it_was_armed(pair: Served) -> None:
+    good = pair.complete(max_tokens=24)
+    pair.arm("answers.garbage")
+    bad = pair.complete(max_tokens=24)
+    assert bad["choices"][0]["text"] and bad["choices"][0]["text"] != good["choices"][0]["text"]
+    assert bad["usage"] == good["usage"]
+    assert bad["choices"][0]["finish_reason"] == good["choices"][0]["finish_reason"]
+    with pair.client as client:
+        assert client.get("/health_generate").status_code == 200
+        assert client.get("/health_scheduler").status_code == 200
+        assert client.delete("/admin/faults").status_code == 200
+    assert pair.complete(max_tokens=24)["choices"][0]["text"] == good["choices"][0]["text"], "the model itself computed what it always does"
+    assert "answers.garbage" not in pair.text()
+
+
+def test_a_rank_with_another_setting_serves_and_says_so_in_its_own_black_box(model: Path, tmp_path: Path) -> None:
+    args = ("--tp", "2", "--enable-faults", "--grammar-backend", "none", "--fault", "config.split:rank=1")
+    with serving(model, tmp_path, *args) as served, served.client as client:
+        served.complete()
+        boxes = [served.box(rank) for rank in (0, 1)]
+        info = client.get("/server_info").json()
+        assert boxes[0].header.config_digest == info["config_digest"] != boxes[1].header.config_digest
+        assert [one["config_digest"] for one in info["ranks"]] == [box.header.config_digest for box in boxes]
+        for box in boxes:
+            assert hashlib.sha256(box.settings_json.encode()).hexdigest()[:32] == box.header.config_digest
+        found = [json.loads(box.settings_json)["scheduler"]["disable_overlap_schedule"] for box in boxes]
+        assert found == [False, True]
+        assert not any("config.split" in box.settings_json for box in boxes)
+        late = client.post("/admin/faults", json={"fault": "config.split"})
+        assert late.status_code == 400 and "acts while a server starts" in late.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_scheduler_that_dies_after_so_many_answers_has_given_all_of_them(model: Path, tmp_path: Path, code: int) -> None:
+    args = ("--enable-faults", "--grammar-backend", "none", "--fault", f"crash.after:requests=3,exit={code}")
+    with serving(model, tmp_path, *args) as served:
+        pid = served.rank_pid(0)
+        for _ in range(3):
+            served.complete()
+        assert served.process.wait(30) == 1
+        text = served.text()
+        assert f"rank 0 (pid {pid}) ended with exit code {code}" in text
+        assert ("AttributeError" in text and "Traceback" in text) == (code == 1)
+        assert "crash.after" not in text
 
 
 def test_a_server_that_never_gets_ready_ends_at_its_boot_deadline(model: Path, tmp_path: Path) -> None:
