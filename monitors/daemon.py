@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from monitors import aftermath, engines, fleet, kept, page, planned, silences
+from monitors import aftermath, engines, fleet, kept, planned
 from monitors.canaries import Canaries
 from monitors.capture import bundle, retention
 from monitors.capture.manifest import utc
@@ -28,12 +28,12 @@ from monitors.judge.incidents import Decision
 from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance
 from monitors.judge.verdict import Class, Verdict
 from monitors.lookout import Look, Lookout
+from monitors.pager import Pager
 from monitors.trail import Trail
 
 Emit = Callable[[dict[str, Any]], None]
 _CRASH_BUDGET_S = 30.0
 _GAP_AGAIN_S = 60.0
-_PAGE_AGAIN_S = 60.0
 _IN_DOUBT_S = 2.0
 _BANDS_KEPT_EVERY_S = 60.0
 
@@ -49,17 +49,6 @@ class Options:
     native: bool = False
 
 
-@dataclass(frozen=True)
-class _Unsent:
-    """A page that is due. ``last_s`` is when it was last tried, on the monotonic clock."""
-
-    key: str
-    title: str
-    body: str
-    tries: int = 0
-    last_s: float = 0.0
-
-
 class Watch:
     """Watches one deployment. ``turn`` is one look and what follows from it; ``close`` waits for a running capture."""
 
@@ -71,8 +60,7 @@ class Watch:
         state_dir = options.state_dir or fleet.state_root() / "monitor"
         self._state_file = state_dir / f"{deployment.name}.json"
         self._bands_file = state_dir / f"{deployment.name}.power.json"
-        self._silences = state_dir / "silences.json"
-        self._acks = state_dir / "acknowledged.json"
+        self._pager = Pager(whole, deployment.name, state_dir, self._emit)
         self._lookout = Lookout(deployment, bands=kept.bands(self._bands_file))
         self._limits = _limits(deployment, options.limits)
         self._memory = Memory()
@@ -90,8 +78,6 @@ class Watch:
         self._known: Verdict | None = None
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
-        self._unsent: _Unsent | None = None
-        self._paged_title = ""  # of the page that nobody has been told the end of
         self._suspicion: dict[str, Any] | None = None
         self._gaps: dict[str, float] = {}
         self._loading_since: float | None = None
@@ -139,8 +125,7 @@ class Watch:
         self._sample = look.sample
         self._finish_capture()
         self._page_when_due()
-        self._page_again(look.sample.mono_s)
-        self._remind(time.time())
+        self._owe(self._pager.remind(self._pager.again(self._book, look.sample.mono_s), time.time()))
         self._trail.add(look.sample.mono_s, time.time(), judgement.state.value, judgement.held, judgement.quiet_s, look.sample.steps)
         self.status = {
             "trail": self._trail.samples()[-180:],
@@ -180,7 +165,7 @@ class Watch:
             self._capture("crash", _CRASH_BUDGET_S, {"state": judgement.state.value, "ended": True, "ends": len(self._book.ends)})
         else:
             self._emit(decision.value, quiet_s=round(judgement.quiet_s, 2))
-            self._tell_recovery(decision)
+            self._owe(self._pager.over(self._book, decision))
 
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], verdict: Verdict | None = None) -> None:
         """Take the evidence beside the watch. ``verdict``: what is known already and no evidence of a wedge replaces."""
@@ -218,7 +203,7 @@ class Watch:
             taken = job.result()
         except Exception as error:  # the monitor's own failure is told and paged; it never ends the watch
             self._emit("error", text=f"the capture failed: {type(error).__name__}: {error}")
-            self._page("hang_unknown", f"The capture failed: {error}", opened)
+            self._owe(self._pager.page(self._book, "hang_unknown", f"The capture failed: {error}", opened))
             return
         taken = replace(taken, verdict=self._known) if self._known is not None and not taken.verdict.verdict.is_hang else taken
         self._emit("captured", bundle=str(taken.folder), seconds=round(taken.seconds, 2), items=len(taken.items) - len(taken.gaps),
@@ -245,64 +230,11 @@ class Watch:
             return
         self._waiting = None
         if found is Due.now:
-            self._page(verdict.verdict.value, _body(self.deployment, verdict, folder), opened)
+            self._owe(self._pager.page(self._book, verdict.verdict.value, _body(self.deployment, verdict, folder), opened))
         elif verdict.verdict.is_alarm:
             self._emit("page", page_sent=None, reason="the silence has ended by itself: it is a record")
         else:
             self._emit("page", page_sent=None, reason=f"{verdict.verdict.value} is recorded and pages nobody")
-
-    def _page(self, verdict: str, body: str, opened: incidents.Incident | None) -> None:
-        quiet = silences.active(silences.load(self._silences), self.deployment.name, verdict, time.time())
-        if quiet is not None:
-            until = utc(quiet.until_unix_s)
-            self._emit("page", page_sent=None, reason=f"silenced until {until} by {quiet.who}: {quiet.why}", title=verdict)
-            return
-        key = incidents.page_key(opened, verdict) if opened else f"recovered:{verdict}"
-        if not incidents.page_due(self._book, key, time.time()):
-            self._emit("page", page_sent=None, reason="this incident has been paged already")
-            return
-        self._unsent = _Unsent(key, f"{self.deployment.name}: {verdict}", body)
-        self._send()
-
-    def _tell_recovery(self, decision: Decision) -> None:
-        """Whoever was paged hears that it is over. No page: nobody is woken for it, and it is not tried again."""
-        if decision not in (Decision.recovered, Decision.restarted) or not self._paged_title or not self._fleet.page.recovery:
-            return
-        title, self._paged_title = self._paged_title, ""
-        words = "makes progress again" if decision is Decision.recovered else "was started again and is watched"
-        told = page.send(self._fleet.page.urls, f"over: {title}", f"{self.deployment.name} {words}.")
-        self._emit("recovery_notice", sent=told.sent, reason=told.reason)
-
-    def _send(self) -> None:
-        assert self._unsent is not None
-        due = self._unsent
-        result = page.send(self._fleet.page.urls, due.title, due.body)
-        if result.sent:
-            self._book, self._unsent = incidents.with_page(self._book, due.key, time.time()), None
-            self._paged_title = due.title
-            self._keep_book()
-        else:
-            self._unsent = replace(due, tries=due.tries + 1, last_s=time.monotonic())
-        self._emit("page", page_sent=result.sent, reason=result.reason, title=due.title, tries=due.tries + 1)
-
-    def _page_again(self, now: float) -> None:
-        """A page that did not go out is tried again each minute: the network may be part of the incident."""
-        if self._unsent is not None and self._fleet.page.urls and now - self._unsent.last_s >= _PAGE_AGAIN_S:
-            self._send()
-
-    def _remind(self, now: float) -> None:
-        """An open incident that was paged and that nobody has acknowledged is paged again, where the fleet file asks for it."""
-        opened, every_s = self._book.open, self._fleet.page.remind_s
-        if not every_s or opened is None or not opened.verdict or self._unsent is not None:
-            return
-        key = incidents.page_key(opened, opened.verdict)
-        paged_at = self._book.paged.get(key)
-        if paged_at is None or now - paged_at < every_s or silences.acknowledged(self._acks, self.deployment.name, paged_at):
-            return
-        if silences.active(silences.load(self._silences), self.deployment.name, opened.verdict, now) is None:
-            words = f"Still open and not acknowledged. bundle: {opened.bundle}"
-            self._unsent = _Unsent(key, f"{self.deployment.name}: {opened.verdict}", words)
-            self._send()
 
     def _leaks(self, look: Look) -> None:
         """Slots that leak are told once, with the evidence."""
@@ -356,6 +288,12 @@ class Watch:
 
     def _emit(self, event: str, **fields: Any) -> None:
         self._emit_to({"event": event, "deployment": self.deployment.name, "utc": utc(), "mono_s": round(time.monotonic(), 3), **fields})
+
+    def _owe(self, book: incidents.Book) -> None:
+        """The book after the pager has had it: what was paged must be on disk before anything else happens."""
+        if book is not self._book:
+            self._book = book
+            self._keep_book()
 
     def _keep_book(self) -> None:
         self._keep(self._state_file, self._book.to_json(), "a monitor that is started again may page once more")

@@ -37,18 +37,20 @@ class Incident:
 
 @dataclass(frozen=True)
 class Book:
-    """``ends`` are the times at which invocations ended, newest last; ``paged`` is when each page key went out."""
+    """``ends`` are the times at which invocations ended, newest last; ``paged`` is when each page key went out; ``told`` is
+    the title of the page whose end nobody has been told of."""
 
     open: Incident | None = None
     ends: tuple[float, ...] = ()
     paged: Mapping[str, float] = field(default_factory=dict)
+    told: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"open": asdict(self.open) if self.open else None, "ends": list(self.ends), "paged": dict(self.paged)}
+        return {"open": asdict(self.open) if self.open else None, "ends": list(self.ends), "paged": dict(self.paged), "told": self.told}
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Book:
-        return Book(Incident(**raw["open"]) if raw["open"] else None, tuple(raw["ends"]), dict(raw["paged"]))
+        return Book(Incident(**raw["open"]) if raw["open"] else None, tuple(raw["ends"]), dict(raw["paged"]), str(raw.get("told", "")))
 
 
 def resumed(book: Book, alarming: Callable[[str], bool]) -> Book:
@@ -74,7 +76,8 @@ def decide(book: Book, judgement: Judgement, sample: Sample, now_unix_s: float) 
             return book, Decision.none
         if not judgement.changed:
             return book, Decision.none
-        ends = (*(t for t in book.ends if now_unix_s - t < _LOOP_WINDOW_S), now_unix_s)
+        # A clock that was set back leaves times in the future: they are of no use, and must not count for ever.
+        ends = (*(t for t in book.ends if abs(now_unix_s - t) < _LOOP_WINDOW_S), now_unix_s)
         incident = Incident("crash", f"crash:{sample.invocation}", sample.invocation, now_unix_s)
         return replace(book, open=incident, ends=ends), Decision.declare_crash
     if judgement.state is State.stalled:
@@ -102,8 +105,9 @@ def _maybe_recovered(book: Book, opened: Incident, sample: Sample) -> tuple[Book
 
 
 def page_due(book: Book, key: str, now_unix_s: float) -> bool:
-    """Whether a page of this key has not gone out within the window of a crash loop."""
-    return key not in book.paged or now_unix_s - book.paged[key] >= _LOOP_WINDOW_S
+    """Whether a page of this key has not gone out within the window of a crash loop. A clock that was set back by more
+    than that window makes it due: a page too many is better than one too few."""
+    return key not in book.paged or abs(now_unix_s - book.paged[key]) >= _LOOP_WINDOW_S
 
 
 def page_key(incident: Incident, verdict: str) -> str:
@@ -111,6 +115,6 @@ def page_key(incident: Incident, verdict: str) -> str:
     return incident.key if incident.key.startswith("wedge:") else f"crash:{verdict}"
 
 
-def with_page(book: Book, key: str, now_unix_s: float) -> Book:
-    kept = {k: t for k, t in book.paged.items() if now_unix_s - t < 7 * 86400}
-    return replace(book, paged={**kept, key: now_unix_s})
+def with_page(book: Book, key: str, title: str, now_unix_s: float) -> Book:
+    kept = {k: t for k, t in book.paged.items() if abs(now_unix_s - t) < 7 * 86400}
+    return replace(book, paged={**kept, key: now_unix_s}, told=title)

@@ -76,7 +76,7 @@ def test_an_end_under_a_rollouts_lease_is_no_crash(tmp_path: Path) -> None:
             assert monitor.stop() == 0
 
 
-def test_a_monitor_that_is_killed_pages_the_same_wedge_once_and_its_bundle_is_reported(tmp_path: Path) -> None:
+def test_a_monitor_that_is_killed_pages_the_same_wedge_once_reports_its_bundle_and_tells_the_end(tmp_path: Path) -> None:
     with web(HEALTHY) as server, web() as receiver, Cluster(tmp_path) as cluster:
         file = write_fleet(tmp_path, cluster, server.url, receiver)
         monitor = Monitor(tmp_path, file)
@@ -90,6 +90,10 @@ def test_a_monitor_that_is_killed_pages_the_same_wedge_once_and_its_bundle_is_re
         try:
             until(lambda: "stalled" in again.states(), "the second monitor sees the stall")
             assert not again.named("stall_declared") and len(receiver.posted) == 1
+            with Cluster(tmp_path, invocation="cd" * 16) as fresh:
+                fresh.work()
+                until(lambda: len(receiver.posted) == 2, "whoever was woken by the first monitor hears of the end from the second")
+            assert receiver.posted[1]["title"] == "over: small: hang_grammar_barrier"
         finally:
             assert again.stop() == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,10 +169,26 @@ def test_crashes_in_a_row_are_counted_and_paged_once_for_each_class() -> None:
         book, decision = incidents.decide(book, _judged(State.ended), Sample(0, None, 0, invocation, ended=True), 100.0 * number)
         assert decision is Decision.declare_crash and len(book.ends) == number
     assert incidents.page_due(book, "crash:crash_loop", 300)
-    book = incidents.with_page(book, "crash:crash_loop", 300)
+    book = incidents.with_page(book, "crash:crash_loop", "small: crash_loop", 300)
     assert not incidents.page_due(book, "crash:crash_loop", 400) and incidents.page_due(book, "crash:crash", 400)
     late, _ = incidents.decide(book, _judged(State.ended), Sample(0, None, 0, "d", ended=True), 5000)
     assert len(late.ends) == 1, "what is long past is no loop"
+
+
+def test_a_clock_that_was_set_back_makes_no_loop_and_swallows_no_page() -> None:
+    book, _ = incidents.decide(Book(), _judged(State.ended), Sample(0, None, 0, "a", ended=True), 90_000)
+    book = incidents.with_page(book, "crash:crash", "small: crash", 90_000)
+    back, decision = incidents.decide(book, _judged(State.ended), Sample(0, None, 0, "b", ended=True), 3_000)
+    assert decision is Decision.declare_crash and back.ends == (3_000,), "an end of tomorrow is none of the last quarter of an hour"
+    assert incidents.page_due(back, "crash:crash", 3_000), "else nobody is paged until tomorrow"
+    assert not incidents.page_due(back, "crash:crash", 89_990), "a clock that was only put right"
+
+
+def test_what_somebody_was_woken_for_outlives_a_restart_of_the_monitor() -> None:
+    book = incidents.with_page(Book(), "wedge:inv:9", "small: hang_tp_desync", 5)
+    assert Book.from_json(json.loads(json.dumps(book.to_json()))).told == "small: hang_tp_desync"
+    older = {key: value for key, value in book.to_json().items() if key != "told"}
+    assert Book.from_json(older).told == "", "a book that an older monitor wrote is read"
 
 
 def test_an_incident_that_was_not_captured_and_paged_to_the_end_is_taken_up_again() -> None:
@@ -183,7 +200,7 @@ def test_an_incident_that_was_not_captured_and_paged_to_the_end_is_taken_up_agai
     assert incidents.resumed(declared, alarming).open is None, "killed before the bundle was whole"
     captured = replace(declared, open=replace(declared.open, bundle="/b", verdict="hang_tp_desync"))
     assert incidents.resumed(captured, alarming).open is None, "killed before the page went out"
-    paged = incidents.with_page(captured, declared.open.key, 1)
+    paged = incidents.with_page(captured, declared.open.key, "small: hang_tp_desync", 1)
     assert incidents.resumed(paged, alarming) == paged
     quiet = replace(declared, open=replace(declared.open, bundle="/b", verdict="slow_not_hung"))
     assert incidents.resumed(quiet, alarming) == quiet, "no page was due"

@@ -31,7 +31,7 @@ class Rank:
         self.stream = HostStream()
         self.step_number = self.sequence = 0
         self.mode, self.next, self.at = "busy" if told else "load", "", 0
-        self.told = told
+        self.told, self.heard = told, b""
         if told:
             self.obey(told.split())
         setproctitle.setproctitle(f"lastbatch::scheduler_TP{rank} cfg=c0ffee")
@@ -54,17 +54,21 @@ class Rank:
                 os._exit(3)
             else:
                 self.step(self.mode)
-                time.sleep(0.2 if self.mode == "slow" else 0.005)
+                # Nothing keeps these ranks in step: one that was starved catches up with the others before they stand still.
+                time.sleep(0.2 if self.mode == "slow" else 0.0 if self.next else 0.005)
 
     def listen(self):
         if self.told:
             return
-        ready, _, _ = select.select([sys.stdin], [], [], 0.05 if self.mode in ("load", "idle", "control") else 0)
+        ready, _, _ = select.select([0], [], [], 0.05 if self.mode in ("load", "idle", "control") else 0)
         if ready:
-            line = sys.stdin.readline()
-            if not line:
+            # Not sys.stdin: two lines that came together would go into its buffer, where select does not see the second.
+            said = os.read(0, 4096)
+            if not said:
                 os._exit(0)
-            self.obey(line.split())
+            *lines, self.heard = (self.heard + said).split(b"\n")
+            for line in lines:
+                self.obey(line.decode().split())
 
     def obey(self, words):
         if len(words) > 1:
