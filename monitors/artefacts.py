@@ -164,9 +164,9 @@ def _processes(path: Path, dialect: Dialect, found: Found) -> None:
     found.processes.extend(process.from_text(path.read_text(errors="replace"), dialect, path.name))
 
 
-def _metrics(path: Path, _dialect: Dialect, found: Found) -> None:
+def _metrics(path: Path, dialect: Dialect, found: Found) -> None:
     sample = _SAMPLE.search(path.name)
-    found.pages.append((int(sample["sample"]) if sample else 0, metrics.parse(path.read_text(errors="replace"))))
+    found.pages.append((int(sample["sample"]) if sample else 0, metrics.parse(path.read_text(errors="replace"), metrics.names_of(dialect))))
 
 
 def _health(path: Path, _dialect: Dialect, found: Found) -> None:

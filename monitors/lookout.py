@@ -16,21 +16,20 @@ from monitors import engines
 from monitors.capture.bundle import auth_headers
 from monitors.fleet import Deployment, Node, Service
 from monitors.judge.holding import Holding
-from monitors.judge.members import Members
 from monitors.judge.power import Bands, Load
 from monitors.judge.progress import Sample, Signs, Source, from_boxes, from_signals
 from monitors.judge.scene import BatchLine, Health, Notice, Process
 from monitors.judge.slots import Slots
-from monitors.observe import batchlog, boxes, journal, logfile, metrics, probe, process, rundir, stdin
+from monitors.observe import batchlog, boxes, journal, logfile, metrics, probe, rundir, stdin
 from monitors.observe.batchlog import Entry
 from monitors.observe.devices import Devices
+from monitors.observe.kin import Kin
 from monitors.observe.reading import Reading
 from monitors.remote import Remote
 
 _METRICS_EVERY_S = 2.0
 _RUN_DIR_AGAIN_S = 10.0
 _DEADLINE_S = 5.0
-_TABLE_EVERY_S = 10.0
 _IN_DOUBT_S = 2.0
 _PROBE_AFTER_S = 15.0
 _PROBE_EVERY_S = 20.0
@@ -85,14 +84,12 @@ class Lookout:
         self._clock = clock
         self._sources = [_Source(node, service) for node in deployment.node for service in node.service]
         # A place for whatever may hang at once: metrics, probe, process table and each node's GPUs, beside every source.
-        places = len(self._sources) + 3 + len(self.remotes)
+        places = len(self._sources) + 2 + 2 * len(self.remotes)
         self._pool = concurrent.futures.ThreadPoolExecutor(places, thread_name_prefix="look")
         self.devices = Devices(self.remotes, self._pool, bands or Bands())
         self._holding = Holding()
         self._errors: dict[str, float] = {}
-        self._members = Members()
-        self._table: concurrent.futures.Future[tuple[Process, ...] | None] | None = None
-        self._table_s = -1e9
+        self._kin = Kin(self.remotes, self.dialect, self._pool)
         self._quiet_s = 0.0
         self._probe: concurrent.futures.Future[Health] | None = None
         self._probe_s = -1e9
@@ -100,7 +97,7 @@ class Lookout:
         self._batches = (0, 0)  # prefills and decodes counted so far
         self._compiling = False  # the log's last word on it, until a batch line
         self._loading = False
-        self._page: concurrent.futures.Future[Reading[bytes]] | None = None
+        self._page: concurrent.futures.Future[Reading[dict[str, float]]] | None = None
         self._page_s = -1e9
         self._values: dict[str, float] | None = None
         self._page_gap = ""
@@ -117,7 +114,7 @@ class Lookout:
         jobs = [self._pool.submit(self._service, source, now) for source in self._sources]
         notices = tuple(notice for job in jobs for notice in job.result())
         found = {box.rank: box for source in self._sources if source.last for box in source.last.boxes}
-        dead = self._dead(now)
+        dead = self._kin.dead(now)
         ended = self._ended(found) or any(_is_end(notice) for notice in notices) or bool(dead)
         gaps = [gap for source in self._sources for gap in source.gaps]
         gaps += self.devices.gaps
@@ -126,7 +123,7 @@ class Lookout:
         sample = self._sample(now, found, ended)
         errors, self._errors = self._errors, {}
         leak = next((text for source in self._sources if (text := source.slots.stuck(now))), "")
-        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, leak, self._members.orphans)
+        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, leak, self._kin.orphans)
 
     def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)
@@ -195,20 +192,6 @@ class Lookout:
         twice, self._gone = gone & self._gone, gone
         return bool(twice)
 
-    def _dead(self, now: float) -> tuple[Process, ...]:
-        """Ranks of an engine without black boxes that died under a living parent, on this machine."""
-        here = [remote for remote in self.remotes.values() if remote.local]
-        if self.dialect.black_box or not here:
-            return ()
-        if self._table is not None and self._table.done():
-            rows, self._table = self._table.result(), None
-            if rows is not None:
-                self._members = self._members.look(rows)
-        if self._table is None and now - self._table_s >= _TABLE_EVERY_S:
-            self._table_s = now
-            self._table = self._pool.submit(process.here, self.dialect, here[0].name)
-        return self._members.dead
-
     def _service(self, source: _Source, now: float) -> list[Notice]:
         source.gaps.clear()
         if self.dialect.black_box:
@@ -272,13 +255,13 @@ class Lookout:
                 for source in self._sources:
                     source.last_batch = None
             if reading.value is not None:
-                before, self._values = self._values or {}, metrics.parse(reading.value.decode(errors="replace"))
+                before, self._values = self._values or {}, reading.value
                 self._errors = metrics.grown(before, self._values, self.dialect)
                 self._holding = self._holding.take(metrics.page(self._values, self.dialect))
         if self._page is None and now - self._page_s >= _METRICS_EVERY_S:
             self._page_s = now
             headers = auth_headers(self.deployment)
-            self._page = self._pool.submit(metrics.fetch, f"{self.deployment.api}/metrics", deadline_s=_DEADLINE_S, headers=headers)
+            self._page = self._pool.submit(metrics.scrape, self.deployment.api, self.dialect, deadline_s=_DEADLINE_S, headers=headers)
 
     def close(self) -> None:
         for source in self._sources:

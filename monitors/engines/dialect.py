@@ -72,7 +72,9 @@ class MetricNames:
     accepted: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
     lag_s: float = 0.0
-    errors: tuple[str, ...] = ()  # counters of what should not happen: markup that leaked, answers that failed
+    errors: tuple[str, ...] = ()  # counters of what should not happen: answers that failed
+    leaks: tuple[str, ...] = ()  # of those, counters of markup that a client was given in an answer
+    load: str = ""  # a route that says how many requests the API process has in hand
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ def load(name: str) -> Dialect:
             answered=reader.words("metrics.answered"),
             lag_s=float(reader.value("metrics.lag_s", 0.0)),
             errors=reader.words("metrics.errors"),
+            leaks=reader.words("metrics.leaks"),
+            load=str(reader.value("metrics.load", "")),
         ),
         health={str(k): str(v) for k, v in own.get("health", {}).items()},
         notices=tuple(_Reader(file, raw).notice(i) for file, raw in ((f"{name}.toml", own), (f"{_SHARED}.toml", shared))

@@ -14,12 +14,14 @@ _OPEN_WINDOW = 300  # pages over which the fewest open requests are taken as tho
 @dataclass(frozen=True)
 class Page:
     """What one scrape says; None where the page has no such name. ``gauges``: running and waiting. ``tokens``: the
-    counters that work moves. ``accepted`` and ``answered``: requests taken in and done with."""
+    counters that work moves. ``accepted`` and ``answered``: requests taken in and done with. ``load``: requests that the
+    API process has in hand, by its own count."""
 
     gauges: float | None = None
     tokens: float | None = None
     accepted: float | None = None
     answered: float | None = None
+    load: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Holding:
             said.append(self.opened[-1] - min(self.opened))
         if self.last.gauges is not None and not self.lies:
             said.append(self.last.gauges)
+        if self.last.load > 0:  # 0 may mean that it is not counted
+            said.append(self.last.load)
         if said:
             return max(said)
         return line

@@ -71,8 +71,9 @@ def _box(path: Path, limit: int | None) -> bytes:
     return data
 
 
-def processes(pids: Sequence[int] = (), member: str = "", **_: Any) -> dict[str, Any]:
-    """``{pid: {...}}`` of the given processes and of all whose title matches ``member``."""
+def processes(pids: Sequence[int] = (), member: str = "", parents: bool = False, **_: Any) -> dict[str, Any]:
+    """``{pid: {...}}`` of the given processes and of all whose title matches ``member``; with ``parents`` also of those
+    that started them."""
     wanted = {int(pid) for pid in pids}
     rows: dict[str, Any] = {}
     uptime = float((_text("/proc/uptime") or "0").split()[0])
@@ -98,6 +99,9 @@ def processes(pids: Sequence[int] = (), member: str = "", **_: Any) -> dict[str,
         }  # fmt: skip
     for pid in sorted(wanted):
         rows.setdefault(str(pid), {"pid": pid, "state": "gone"})
+    if parents:
+        above = {int(row["ppid"]) for row in rows.values() if "ppid" in row} - {int(pid) for pid in rows}
+        rows = {**processes(pids=sorted(above)), **rows}
     return rows
 
 

@@ -15,24 +15,26 @@ from monitors.remote import NodeError, Remote
 _COLUMNS = ("NODE", "RANK", "PID", "PPID", "STAT", "%CPU", "THREADS", "WCHAN", "COMMAND")
 
 
-def sample(remote: Remote, dialect: Dialect, pids: Sequence[int], *, deadline_s: float) -> Reading[tuple[Process, ...]]:
-    """The given processes of a node and all that bear the engine's titles."""
+def sample(
+    remote: Remote, dialect: Dialect, pids: Sequence[int], *, deadline_s: float, parents: bool = False
+) -> Reading[tuple[Process, ...]]:
+    """The given processes of a node and all that bear the engine's titles; with ``parents`` also those that started them."""
     try:
-        answer = remote.collect("processes", deadline_s, pids=list(pids), member=dialect.member_title.pattern)
+        answer = remote.collect("processes", deadline_s, pids=list(pids), member=dialect.member_title.pattern, parents=parents)
     except NodeError as error:
         return gap(str(error))
     return Reading(_rows(answer, dialect, remote.name))
 
 
-def here(dialect: Dialect, node: str) -> tuple[Process, ...] | None:
-    """This machine's processes with the engine's titles and their parents, read in this process; None when /proc cannot
-    be read."""
+def family(remote: Remote, dialect: Dialect, *, deadline_s: float) -> Reading[tuple[Process, ...]]:
+    """A node's processes with the engine's titles, and their parents. This machine's are read in this process, which
+    costs no interpreter."""
+    if not remote.local:
+        return sample(remote, dialect, [], deadline_s=deadline_s, parents=True)
     try:
-        members = onnode.processes(member=dialect.member_title.pattern)
-        parents = {int(row["ppid"]) for row in members.values()} - {int(pid) for pid in members}
-        return _rows({**onnode.processes(pids=sorted(parents)), **members}, dialect, node)
-    except OSError:
-        return None
+        return Reading(_rows(onnode.processes(member=dialect.member_title.pattern, parents=True), dialect, remote.name))
+    except OSError as error:
+        return gap(f"node {remote.name}: /proc: {error.strerror}")
 
 
 def _rows(answer: Mapping[str, Any], dialect: Dialect, node: str) -> tuple[Process, ...]:

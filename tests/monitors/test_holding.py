@@ -5,6 +5,7 @@ from __future__ import annotations
 from monitors import engines
 from monitors.judge.holding import Holding, Page
 from monitors.observe import metrics
+from tests.monitors.cluster import web
 
 
 def after(*pages: Page) -> Holding:
@@ -33,6 +34,34 @@ def test_requests_that_were_accepted_and_never_batched_are_held_whatever_the_gau
     # Requests that were lost count of long ago are not held for ever.
     leaky = after(Page(gauges=0, tokens=50, accepted=12, answered=10), Page(gauges=0, tokens=50, accepted=12, answered=10))
     assert leaky.held() == 0
+
+
+def test_sglangs_own_http_counters_tell_a_request_that_no_scheduler_has_seen() -> None:
+    """The counters of its HTTP process: probes and scrapes are none of the work, and a count from before is not held."""
+    dialect, holding = engines.load("sglang"), Holding()
+
+    def scraped(asked: int, answered: int) -> Page:
+        text = f"""sglang:num_running_reqs{{tp_rank="0"}} 0.0
+sglang:http_requests_total{{endpoint="/v1/chat/completions",method="POST"}} {asked}.0
+sglang:http_responses_total{{endpoint="/v1/chat/completions",method="POST",status_code="200"}} {answered}.0
+sglang:http_requests_total{{endpoint="/health",method="GET"}} {asked * 9}.0
+sglang:http_requests_total{{endpoint="/v1/models",method="GET"}} 4.0"""
+        return metrics.page(metrics.parse(text, metrics.names_of(dialect)), dialect)
+
+    for asked, held in ((40, 0.0), (42, 2.0)):
+        holding = holding.take(scraped(asked, 37))
+        assert holding.held() == held
+
+
+def test_what_vllms_api_process_has_in_hand_is_held_though_the_engines_gauges_stand_at_0() -> None:
+    dialect = engines.load("vllm")
+    pages = {"/metrics": (200, "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"), "/load": (200, '{"server_load":3}')}
+    with web(pages) as server:
+        values = metrics.scrape(server.url, dialect, deadline_s=5).value
+        assert values is not None and Holding().take(metrics.page(values, dialect)).held() == 3
+        server.pages["/load"] = (404, "")  # an older server, or one that does not count
+        values = metrics.scrape(server.url, dialect, deadline_s=5).value
+        assert values is not None and Holding().take(metrics.page(values, dialect)).held() == 0
 
 
 def test_a_server_that_starts_again_begins_a_new_count() -> None:

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from monitors import engines
+from monitors import engines, fleet
 from monitors.judge.members import Members
 from monitors.judge.scene import Process
 from monitors.observe import process
 from monitors.observe.stdin import Piped
+from monitors.remote import Remote
 from tests.monitors.cluster import until
 
 PARENT = Process(1, 0, "S", "python -m sglang.launch_server")
@@ -58,22 +59,26 @@ def test_a_real_zombie_keeps_its_place_in_the_table() -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdin is not None
     child.stdout.readline()
-    dialect = engines.load("sglang")
+    dialect, here = engines.load("sglang"), Remote(fleet.Node(name="a"))
+
+    def family() -> tuple[Process, ...]:
+        rows = process.family(here, dialect, deadline_s=5).value
+        assert rows is not None
+        return rows
 
     def mine() -> list[Process]:
-        rows = process.here(dialect, "a")
-        assert rows is not None
+        rows = family()
         assert os.getpid() in {row.pid for row in rows}, "the parent is in the table"
         return [row for row in rows if row.pid == child.pid]
 
     try:
-        members = Members().look(process.here(dialect, "a") or ())
+        members = Members().look(family())
         assert mine()[0].rank == 0
         child.stdin.close()
         (zombie,) = until(lambda: [row for row in mine() if row.state == "Z"], "the child ends and is not waited for")
         assert zombie.title.startswith("sglang::") and zombie.ppid == os.getpid()
         for _ in range(2):
-            members = members.look(process.here(dialect, "a") or ())
+            members = members.look(family())
         assert [row.pid for row in members.dead] == [child.pid]
     finally:
         child.stdout.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import shutil
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from monitors import fleet
+from monitors import engines, fleet
 from monitors.capture import bundle
 from monitors.observe import boxes
+from monitors.observe.kin import Kin
 from monitors.remote import NodeError, Remote
 from tests.monitors.cluster import HEALTHY, Cluster, fleet_text, until, web
 from tests.ports import free_port
@@ -77,6 +79,32 @@ def test_commands_over_ssh_share_one_kept_open_connection(ssh: str) -> None:
         assert there.run(["cat"], deadline_s=10, stdin=b"\0bytes\xff").out == b"\0bytes\xff"
         folder = there._control
     assert folder is not None and not folder.exists()
+
+
+CHILD = "import setproctitle, sys\nsetproctitle.setproctitle('sglang::scheduler_TP7')\nprint(1, flush=True)\nsys.stdin.read()"
+
+
+@needs_sshd
+def test_a_rank_that_died_under_its_living_parent_on_another_node_is_found(ssh: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdin is not None
+    child.stdout.readline()
+    with Remote(fleet.Node(name="b", ssh=ssh)) as there, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        kin, now = Kin({"b": there}, engines.load("sglang"), pool), [0.0]
+
+        def looked() -> list[tuple[str, int]]:
+            now[0] += 11.0
+            pool.submit(lambda: None).result(20)  # the table that was asked for before has come
+            return [(row.node, row.pid) for row in kin.dead(now[0]) if row.pid == child.pid]
+
+        try:
+            assert looked() == looked() == looked() == []
+            child.stdin.close()
+            until(looked, "the dead rank is seen on node b")
+            assert looked() == [("b", child.pid)]
+        finally:
+            child.stdout.close()
+            child.wait(10)
 
 
 @needs_sshd
