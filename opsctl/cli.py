@@ -22,6 +22,8 @@ from opsctl.answer import Answer, Problem, Session
 from opsctl.bundle import app as bundle_app
 from opsctl.demo.cli import demo
 from opsctl.incident import app as incident_app
+from opsctl.playbooks.cli import app as playbook_app
+from opsctl.playbooks.document import PlaybookError
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
 from opsctl.service.cli import app as service_app
@@ -38,6 +40,7 @@ app.add_typer(rollout_app, name="rollout")
 app.add_typer(service_app, name="service")
 app.add_typer(bundle_app, name="bundle")
 app.add_typer(incident_app, name="incident")
+app.add_typer(playbook_app, name="playbook")
 app.command()(demo)
 app.command()(watch)
 
@@ -96,6 +99,11 @@ def main(
         code, problem = error.code, Problem("refused", str(error), remedy=error.remedy)
     except FleetError as error:
         code, problem = ExitCode.USAGE, Problem("fleet", str(error))
+    except PlaybookError as error:
+        session.show(Answer(" ".join(words), exit_code=ExitCode.USAGE,
+                            errors=tuple(Problem("playbook", one.text, f"{one.file}:{one.line}") for one in error.problems)),
+                     as_json="--json" in args)  # fmt: skip
+        return session.exit_code
     except BundleError as error:
         code, problem = ExitCode.USAGE, Problem("bundle", str(error))
     except Locked as error:

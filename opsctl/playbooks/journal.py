@@ -1,0 +1,74 @@
+"""What a run of a playbook left: the same document with results, written anew after each step."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opsctl.rollout.checks import Check
+
+_KEPT = 200  # runs of one deployment
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """``outcome``: passed, failed, skipped (it was not its turn), held (nobody agreed to it) or interrupted."""
+
+    name: str
+    action: str
+    told: str
+    outcome: str
+    began_utc: str = ""
+    seconds: float = 0.0
+    exit_code: int | None = None
+    why: str = ""
+    said: str = ""
+    approved_by: str = ""
+
+
+class Record(msgspec.Struct):
+    """One run. ``outcome``: done, not begun, failed, rolled back, stuck, held, interrupted; empty while it goes on."""
+
+    id: str
+    playbook: str
+    kind: str
+    deployment: str
+    by: str
+    reason: str
+    began_utc: str
+    document: dict[str, Any]
+    before: list[Check] = []
+    method: list[StepResult] = []
+    rollbacks: list[StepResult] = []
+    after: list[Check] = []
+    outcome: str = ""
+    why: str = ""
+    ended_utc: str = ""
+    page_sent: bool | None = None
+
+
+def utc(now_unix_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_unix_s))
+
+
+def keeper(folder: Path) -> Callable[[Record], None]:
+    """A function that writes the record to ``folder``, whole or not at all, and lets the oldest runs go."""
+
+    def keep(record: Record) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{record.id}.json"
+        scratch = folder / f".{record.id}.new"
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(msgspec.to_builtins(record), indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.rename(target)
+        for old in sorted(folder.glob("*.json"))[:-_KEPT]:
+            old.unlink(missing_ok=True)
+
+    return keep

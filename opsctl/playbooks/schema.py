@@ -1,0 +1,181 @@
+"""What a playbook may say. ``document.py`` reads one and names file and line of what is wrong.
+
+A playbook is ``{name, kind, summary, needs, hypothesis, method, rollbacks, after}``: what must hold, what is done in which
+order, what undoes it. What each probe measures is in ``probes.py``, what each need means in ``needs.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from monitors.exit_codes import ExitCode
+from opsctl.rollout import flags
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+Approval = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*$")]
+ACTIONS = ("run", "rollout", "load", "fault", "page")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Need(_Table):
+    """One thing that must be there. Exactly one key."""
+
+    role: Literal["prefill", "decode", "both", "router"] | None = None  # a service of this role in the deployment
+    flag: str | None = None  # a flag that the engine knows
+    command: str | None = None  # a command of opsctl
+    engine: str | None = None  # the deployment's engine
+    faults: Literal["allowed"] | None = None  # the deployment says allow_faults
+
+    @model_validator(mode="after")
+    def _one(self) -> Need:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("a need has one key: role, flag, command, engine or faults")
+        return self
+
+    def __str__(self) -> str:
+        return " ".join(f"{key} {value}" for key, value in self.model_dump(exclude_none=True).items())
+
+
+class Expectation(_Table):
+    """A probe with what is tolerated."""
+
+    probe: str
+    tolerance: dict[str, Any] = Field(default_factory=dict)
+
+
+class Change(_Table):
+    """A change of flags and environment, as ``opsctl rollout apply`` takes it."""
+
+    set: dict[str, Any] = Field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    incident: bool = False  # go by the recorded baseline: the server is down or wedged
+
+    @field_validator("set")
+    @classmethod
+    def _values(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for flag, given in value.items():
+            if given is False or given is None or isinstance(given, list | dict):
+                raise ValueError(f"{flag}: {given!r} is no value of a flag; write true for a flag without one, or name it under unset")
+        return value
+
+    @model_validator(mode="after")
+    def _something(self) -> Change:
+        if not (self.set or self.unset or self.env):
+            raise ValueError("changes nothing; give set, unset or env")
+        try:
+            self.edits()
+        except flags.EditError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def edits(self) -> tuple[flags.Edit, ...]:
+        """In the order in which a rollout makes them: first what goes, then what comes."""
+        gone = (flags.parse_unset(flag) for flag in self.unset)
+        return (*gone, *(flags.parse_set(flag if value is True else f"{flag}={value}") for flag, value in self.set.items()))
+
+
+class Step(_Table):
+    """One thing to do: exactly one of run, rollout, load, fault, page. ``expects``: exit codes of a command that mean that
+    it went as wished. ``when``: of a rollback; ``failed`` keeps a change that held."""
+
+    name: Name
+    run: str = ""  # a command line; $FLEET and $DEPLOYMENT are filled in, and no shell sees it
+    rollout: Change | None = None
+    load: dict[str, Any] | None = None  # flags of `opsctl load run`
+    fault: str = ""  # NAME[:key=value,...], armed through the admin route; all are lifted when the playbook ends
+    page: str = ""  # a text for the people of the fleet file
+    deadline_s: float = Field(gt=0, le=86400)
+    approval: Approval = ""
+    expects: tuple[int, ...] = (0,)
+    when: Literal["always", "failed"] = "always"
+
+    @field_validator("expects", mode="before")
+    @classmethod
+    def _one_code(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
+
+    @field_validator("expects")
+    @classmethod
+    def _known_codes(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        unknown = [code for code in value if code not in list(ExitCode)]
+        if unknown or not value:
+            raise ValueError(f"{unknown or 'nothing'} is no exit code; there are {', '.join(str(int(code)) for code in ExitCode)}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_action(self) -> Step:
+        given = [action for action in ACTIONS if getattr(self, action) not in ("", None)]
+        if len(given) != 1:
+            raise ValueError(f"a step does one thing, this one {' and '.join(given) or 'nothing'}; give one of {', '.join(ACTIONS)}")
+        if self.rollout is not None and not self.approval:
+            raise ValueError("a rollout changes configuration: say who may agree to it, e.g. approval: change-configuration")
+        return self
+
+    @property
+    def action(self) -> str:
+        return next(action for action in ACTIONS if getattr(self, action) not in ("", None))
+
+
+class Playbook(_Table):
+    """``after`` is the hypothesis again, or more than that: a list is held beside the hypothesis.
+
+    The hypothesis is checked before the first step and after the last. For an experiment or a drill it must hold before;
+    a rollout and a response are what one reaches for when it does not, so there it is only told.
+    """
+
+    name: Name
+    kind: Literal["rollout", "response", "experiment", "drill"]
+    summary: str
+    needs: tuple[Need, ...] = ()
+    hypothesis: tuple[Expectation, ...]
+    method: tuple[Step, ...]
+    rollbacks: tuple[Step, ...] = ()
+    after: Literal["hypothesis"] | tuple[Expectation, ...] = "hypothesis"
+
+    @model_validator(mode="after")
+    def _whole(self) -> Playbook:
+        if not self.method:
+            raise ValueError("method: no step; say what is done")
+        names = [step.name for step in (*self.method, *self.rollbacks)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f'two steps have the name "{twice}"')
+        changes = [step for step in self.method if step.rollout is not None]
+        if self.kind == "rollout" and len(changes) != 1:
+            raise ValueError(f"kind: rollout is one change: one rollout step, and this has {len(changes)}")
+        if any(step.fault for step in self.method) and not any(need.faults for need in self.needs):
+            raise ValueError("a step arms a fault: needs must say faults: allowed")
+        if not self.hypothesis and self.after == "hypothesis":
+            raise ValueError("nothing says what must hold in the end; give hypothesis or after")
+        return self
+
+    @property
+    def expected(self) -> tuple[Expectation, ...]:
+        """What must hold when it is over."""
+        return self.hypothesis if self.after == "hypothesis" else (*self.hypothesis, *self.after)
+
+    @property
+    def approvals(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(step.approval for step in (*self.method, *self.rollbacks) if step.approval))
+
+
+def change(playbook: Playbook) -> Change:
+    """The change of a ``kind: rollout`` playbook. Raises ValueError for another kind."""
+    if playbook.kind != "rollout":
+        raise ValueError(
+            f"playbook {playbook.name}: kind {playbook.kind} is no single change; run it with: opsctl playbook run {playbook.name}"
+        )
+    return next(step.rollout for step in playbook.method if step.rollout is not None)
+
+
+def edits(playbook: Playbook) -> Sequence[flags.Edit]:
+    """The edits of a ``kind: rollout`` playbook, for ``opsctl rollout apply --playbook``; its environment and whether it is
+    for an incident are in ``change(playbook)``. Raises ValueError for another kind."""
+    return change(playbook).edits()
