@@ -9,7 +9,6 @@ from monitors.capture.bundle import auth_headers
 from monitors.fleet import Deployment
 from monitors.judge.canary import Answer, Canary
 from monitors.judge.progress import Sample
-from monitors.judge.verdict import Verdict
 from monitors.observe.canary import Flock
 
 
@@ -23,12 +22,12 @@ class Canaries:
                             headers=auth_headers(deployment))  # fmt: skip
         self._canary = Canary()
 
-    def turn(self, sample: Sample) -> tuple[Sample, Verdict | None]:
-        """The sample with a canary that is on its way counted as held, whatever the server's gauges say; and a verdict
-        when answers under load are wrong."""
+    def turn(self, sample: Sample) -> tuple[Sample, dict[str, object] | None]:
+        """The sample with a canary that is on its way counted as held, whatever the server's gauges say; and the record
+        of the canary when answers under load are wrong."""
         if not self._flock.wanted:
             return sample, None
-        verdict = None
+        record = None
         came = self._flock.turn(sample.mono_s, held=sample.held, learned=bool(self._canary.recorded))
         if came is not None:
             reading, seeded, loaded = came
@@ -38,10 +37,10 @@ class Canaries:
                 self._canary, answer = self._canary.take(reading.value.digest, loaded=loaded)
                 self._emit("canary", answer=answer.value, loaded=loaded, seconds=round(reading.value.seconds, 3))
                 if answer is Answer.corrupt:
-                    verdict, self._canary = self._canary.verdict(), replace(self._canary, under_load=())
+                    record, self._canary = self._canary.record(), replace(self._canary, under_load=())
             else:
                 self._emit("canary", answer="came", nonce=reading.value.nonce, seconds=round(reading.value.seconds, 3))
-        return replace(sample, held=1.0) if self._flock.out_s is not None and sample.held == 0 else sample, verdict
+        return replace(sample, held=1.0) if self._flock.out_s is not None and sample.held == 0 else sample, record
 
     def close(self) -> None:
         self._flock.close()

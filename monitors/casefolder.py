@@ -88,7 +88,18 @@ def read(folder: Path) -> Scene:
         stalled_s=found.progress.get("stalled_s"),
         ended=bool(found.progress.get("ended")),
         ends=int(found.progress.get("ends", 0)),
+        canary=_canary(found.progress.get("canary")),
+        slots=str(found.progress.get("slots", ""))[:400],
+        markup=str(found.progress.get("markup", ""))[:400],
     )
+
+
+def _canary(said: object) -> tuple[int, int]:
+    """(wrong, of how many) from the digests that a monitor kept."""
+    if not isinstance(said, dict) or not isinstance(said.get("under_load"), list):
+        return 0, 0
+    digests = said["under_load"]
+    return sum(digest != said.get("recorded") for digest in digests), len(digests)
 
 
 def detect(files: list[Path]) -> Dialect:

@@ -22,7 +22,7 @@ from monitors.canaries import Canaries
 from monitors.capture import bundle, retention
 from monitors.capture.manifest import utc
 from monitors.capture.redact import Policy
-from monitors.judge import alarm, incidents, slots
+from monitors.judge import alarm, incidents
 from monitors.judge.alarm import Due
 from monitors.judge.incidents import Decision
 from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance
@@ -73,9 +73,9 @@ class Watch:
         self._followed: concurrent.futures.Future[None] | None = None
         self._taken: list[float] = []
         self._trail = Trail()
-        self._leaking = False
+        self._leaking: frozenset[str] = frozenset()
         self._orphans: set[int] = set()
-        self._known: Verdict | None = None
+        self._goes_on = False  # what is captured now is no stall: its end is no end of what was found
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
         self._suspicion: dict[str, Any] | None = None
@@ -167,12 +167,12 @@ class Watch:
             self._emit(decision.value, quiet_s=round(judgement.quiet_s, 2))
             self._owe(self._pager.over(self._book, decision))
 
-    def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], verdict: Verdict | None = None) -> None:
-        """Take the evidence beside the watch. ``verdict``: what is known already and no evidence of a wedge replaces."""
+    def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], *, goes_on: bool = False) -> None:
+        """Take the evidence beside the watch. ``goes_on``: of a server that is not stalled, and answers all the while."""
         if self._job is not None:
             self._emit("error", text=f"a capture is still running; no second one is taken for this {reason}")
             return
-        self._known = verdict
+        self._goes_on = goes_on
         now = time.time()
         self._taken = [at for at in self._taken if now - at < 3600]
         often = retention.too_often(self._taken, now, self._fleet.capture.most_per_hour)
@@ -205,7 +205,6 @@ class Watch:
             self._emit("error", text=f"the capture failed: {type(error).__name__}: {error}")
             self._owe(self._pager.page(self._book, "hang_unknown", f"The capture failed: {error}", opened))
             return
-        taken = replace(taken, verdict=self._known) if self._known is not None and not taken.verdict.verdict.is_hang else taken
         self._emit("captured", bundle=str(taken.folder), seconds=round(taken.seconds, 2), items=len(taken.items) - len(taken.gaps),
                    gaps=[f"{gap.probe}: {gap.reason}" for gap in taken.gaps])  # fmt: skip
         self._emit("verdict", bundle=str(taken.folder), **taken.verdict.to_json())
@@ -222,7 +221,7 @@ class Watch:
         if self._waiting is None:
             return
         (verdict, folder), opened = self._waiting, self._book.open
-        lies = (opened is not None and opened.bundle == str(folder)) or self._known is not None
+        lies = (opened is not None and opened.bundle == str(folder)) or self._goes_on
         quiet_s = math.inf if self._memory.state is State.ended else self._memory.quiet_s
         found = alarm.due(verdict, lies=lies, quiet_s=quiet_s, source=self._sample.source, limits=self._limits,
                           signs=self._sample.signs)  # fmt: skip
@@ -237,16 +236,19 @@ class Watch:
             self._emit("page", page_sent=None, reason=f"{verdict.verdict.value} is recorded and pages nobody")
 
     def _leaks(self, look: Look) -> None:
-        """Slots that leak are told once, with the evidence."""
-        if look.leak and not self._leaking:
-            self._emit("leak_declared", text=look.leak)
-            self._capture("leak", _CRASH_BUDGET_S, {"leak": look.leak}, slots.verdict(look.leak))
-        self._leaking = bool(look.leak)
+        """Slots that leak, and markup in answers: each is told once, with the evidence."""
+        leaks = {name: text for name, text in (("slots", look.slots), ("markup", look.markup)) if text}
+        fresh = {name: text for name, text in leaks.items() if name not in self._leaking}
+        for name, text in fresh.items():
+            self._emit("leak_declared", of=name, text=text)
+        if fresh:
+            self._capture("leak", _CRASH_BUDGET_S, fresh, goes_on=True)
+        self._leaking = frozenset(leaks)
 
-    def _corrupt(self, verdict: Verdict) -> None:
-        """Wrong answers under load: the evidence is taken, and the verdict is the canary's."""
-        self._emit("corruption_declared", wrong=verdict.evidence[0].text)
-        self._capture("corruption", _CRASH_BUDGET_S, {"canary": verdict.to_json()}, verdict)
+    def _corrupt(self, canary: Mapping[str, object]) -> None:
+        """Wrong answers under load: what the canary heard goes into the bundle, where the judge finds it."""
+        self._emit("corruption_declared", **canary)
+        self._capture("corruption", _CRASH_BUDGET_S, {"canary": canary}, goes_on=True)
 
     def _learn(self, judgement: Judgement, look: Look) -> None:
         """What the GPUs draw now, when now is a quiet moment of one kind of work."""

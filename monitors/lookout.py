@@ -16,6 +16,7 @@ from monitors import engines
 from monitors.capture.bundle import auth_headers
 from monitors.fleet import Deployment, Node, Service
 from monitors.judge.holding import Holding
+from monitors.judge.markup import Markup
 from monitors.judge.power import Bands, Load
 from monitors.judge.progress import Sample, Signs, Source, from_boxes, from_signals
 from monitors.judge.scene import BatchLine, Health, Notice, Process
@@ -42,8 +43,8 @@ _ORDERED = ("0/", "15/", "143")  # exit status 0, and the signal by which a serv
 class Look:
     """``boxes`` by rank, without events; ``gaps`` says what could not be read, one line each; ``load`` is all that the
     server did since the last look, None when that is mixed or not known; ``errors`` are the engine's own counters of them
-    that have grown since the last look, and by how much; ``leak`` says which slots leak, empty for none; ``orphans`` are ranks
-    of an earlier start that live on."""
+    that have grown since the last look, and by how much; ``slots`` says which slots leak and ``markup`` how many answers held
+    markup, empty for none; ``orphans`` are ranks of an earlier start that live on."""
 
     sample: Sample
     boxes: Mapping[int, boxes.Box]
@@ -51,7 +52,8 @@ class Look:
     notices: tuple[Notice, ...] = ()
     load: Load | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
-    leak: str = ""
+    slots: str = ""
+    markup: str = ""
     orphans: tuple[Process, ...] = ()
 
 
@@ -89,6 +91,7 @@ class Lookout:
         self.devices = Devices(self.remotes, self._pool, bands or Bands())
         self._holding = Holding()
         self._errors: dict[str, float] = {}
+        self._markup = Markup()
         self._kin = Kin(self.remotes, self.dialect, self._pool)
         self._quiet_s = 0.0
         self._probe: concurrent.futures.Future[Health] | None = None
@@ -122,8 +125,8 @@ class Lookout:
         self._told(notices)
         sample = self._sample(now, found, ended)
         errors, self._errors = self._errors, {}
-        leak = next((text for source in self._sources if (text := source.slots.stuck(now))), "")
-        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, leak, self._kin.orphans)
+        slots = next((text for source in self._sources if (text := source.slots.stuck(now))), "")
+        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, slots, self._markup.told(), self._kin.orphans)
 
     def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)
@@ -257,6 +260,8 @@ class Lookout:
             if reading.value is not None:
                 before, self._values = self._values or {}, reading.value
                 self._errors = metrics.grown(before, self._values, self.dialect)
+                counted = (metrics.total(self._values, names) for names in (self.dialect.metrics.leaks, self.dialect.metrics.answered))
+                self._markup = self._markup.take(now, *counted)
                 self._holding = self._holding.take(metrics.page(self._values, self.dialect))
         if self._page is None and now - self._page_s >= _METRICS_EVERY_S:
             self._page_s = now

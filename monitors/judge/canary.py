@@ -10,9 +10,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from monitors.judge.scene import Cite, Missing
-from monitors.judge.verdict import Class, Evidence, Verdict
-
 _ALIKE = 2  # so many equal answers at rest make the recorded one
 _TRIES = 6  # at rest, before the canary is given up as one that this server does not answer steadily
 _WINDOW = 8
@@ -56,11 +53,6 @@ class Canary:
     def wrong(self) -> int:
         return sum(digest != self.recorded for digest in self.under_load)
 
-    def verdict(self) -> Verdict:
-        """On a corrupt answer: health is good and the answers are wrong."""
-        cite = Cite("progress.json")
-        text = f"{self.wrong} of the last {len(self.under_load)} answers to the seeded canary under load differ from the one at rest"
-        missing = Missing(
-            "what would decide", "the same request alone and beside one other, by hand; a server without overlap or speculation"
-        )
-        return Verdict(Class.health_lies, min(0.9, 0.6 + 0.1 * self.wrong), (Evidence(text, cite),), (missing,), ())
+    def record(self) -> dict[str, object]:
+        """What a bundle keeps of it; the judge counts again."""
+        return {"recorded": self.recorded, "under_load": list(self.under_load)}

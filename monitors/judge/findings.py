@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.blackbox import DeviceState
-from monitors.judge import answer, collectives, divergence, machine, service, trends, work
+from monitors.judge import answer, collectives, divergence, machine, service, trends, watched, work
 from monitors.judge.finding import Finding, Findings
 from monitors.judge.ranks import RankView, odd_ones, place, told, views
 from monitors.judge.scene import Cite, Scene
@@ -21,6 +21,7 @@ def find(scene: Scene) -> Findings:
     ranks = views(scene)
     for part in (
         work.find(scene),
+        watched.find(scene),
         _stacks(scene, ranks),
         _boxes(scene, ranks),
         collectives.find(scene, ranks),

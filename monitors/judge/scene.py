@@ -290,6 +290,9 @@ class Scene:
     stalled_s: float | None = None  # set by the monitor that saw the stall; None when only the files speak
     ended: bool = False  # the monitor saw a rank's process end
     ends: int = 0  # how many invocations it saw end so, one after another
+    canary: tuple[int, int] = (0, 0)  # answers to the seeded canary under load: how many were wrong, of how many
+    slots: str = ""  # what it saw leak over time, in words
+    markup: str = ""  # how many answers held markup by the engine's own counters, in words
     metrics_before: Mapping[str, float] = field(default_factory=dict)  # an earlier sample of the same page
     enqueued: tuple[Enqueued, ...] = ()
     answers: tuple[Answer, ...] = ()

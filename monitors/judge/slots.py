@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from monitors.judge.scene import BatchLine, Cite, Missing
-from monitors.judge.verdict import Class, Evidence, Verdict
+from monitors.judge.scene import BatchLine
 
 _ON_THEIR_WAY = re.compile(r"transfer|inflight|infight|prealloc|bootstrap")
 _STANDS_S = 600.0
@@ -57,9 +56,3 @@ class Slots:
                 text = f"{key} stands at {count.value:.0f} for {lasted_s:.0f} s while batches go on; {self.running:.0f} run"
                 return f"{text}, where {self.most:.0f} did"
         return ""
-
-
-def verdict(text: str) -> Verdict:
-    """On slots that leak."""
-    missing = Missing("what would decide", "the transfer queues of both sides: which requests have no counterpart")
-    return Verdict(Class.hang_kv_transfer, 0.6, (Evidence(text, Cite("progress.json")),), (missing,), ())

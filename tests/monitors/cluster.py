@@ -100,15 +100,17 @@ class Cluster:
 
 
 class Web:
-    """A real HTTP server on loopback: ``pages`` are what GET gives, ``posted`` is what came by POST."""
+    """A real HTTP server on loopback: ``pages`` are what GET gives, ``asked`` the paths of each, ``posted`` is what came by POST."""
 
     def __init__(self, pages: dict[str, tuple[int, str]] | None = None) -> None:
         self.pages = pages or {}
         self.posted: list[Any] = []
+        self.asked: list[str] = []
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                outer.asked.append(self.path)
                 status, text = outer.pages.get(self.path, (404, ""))
                 self._answer(status, text)
 

@@ -6,10 +6,12 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monitors import casefolder
 from monitors.judge.canary import Answer, Canary
 from monitors.judge.verdict import Class
 from monitors.observe import canary
@@ -35,8 +37,20 @@ def test_one_difference_is_a_near_tie_and_two_are_corruption() -> None:
     assert found[-2:] == [Answer.different, Answer.same]
     bird, found = told(*learnt, ("b", True), ("a", True), ("c", True))
     assert found[-1] is Answer.corrupt
-    verdict = bird.verdict()
-    assert verdict.verdict is Class.health_lies and verdict.verdict.is_alarm and "2 of the last 3" in verdict.evidence[0].text
+    assert bird.wrong == 2 and bird.record() == {"recorded": "a", "under_load": ["b", "a", "c"]}
+
+
+def test_what_a_canary_heard_is_judged_again_from_the_bundle(tmp_path: Path) -> None:
+    """The verdict is the judge's, from what a bundle holds: a replay says the same."""
+    (tmp_path / "health.txt").write_text("GET /health 200 0.002 s\n")
+    (tmp_path / "progress.json").write_text(json.dumps({"canary": {"recorded": "a", "under_load": ["b", "a", "c"]}}))
+    verdict = casefolder.judge(tmp_path)
+    assert verdict.verdict is Class.health_lies and verdict.verdict.is_alarm and verdict.confidence >= 0.8
+    assert "2 of the last 3 answers to the seeded canary" in verdict.evidence[0].text
+    (tmp_path / "progress.json").write_text(json.dumps({"canary": {"recorded": "a", "under_load": ["a", "a"]}}))
+    assert casefolder.judge(tmp_path).verdict is not Class.health_lies
+    (tmp_path / "progress.json").write_text(json.dumps({"canary": "cut"}))
+    assert casefolder.judge(tmp_path).verdict is not Class.health_lies
 
 
 def test_differences_far_apart_are_not_added_up() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from monitors import casefolder
 from monitors.capture import bundle
 from tests.monitors.cluster import HEALTHY, ROOT, Cluster, fleet_text, until, web
 
@@ -137,6 +138,23 @@ def test_a_killed_rank_pages_as_a_crash_and_a_restart_is_watched_on(tmp_path: Pa
                 second.wedge("symmetric")
                 until(lambda: len(monitor.named("page")) == 2, f"the wedge of the second invocation pages; {monitor.events}", 40)
                 assert monitor.named("verdict")[-1]["verdict"] == "hang_symmetric_spin"
+        finally:
+            assert monitor.stop() == 0
+
+
+def test_markup_in_answers_is_declared_captured_and_judged_again_from_its_bundle(tmp_path: Path, receiver: Any) -> None:
+    counters = 'lastbatch:parse_failures_total {}\nlastbatch:http_requests_total{{route="/v1/chat/completions",status="200"}} {}\n'
+    pages = {**HEALTHY, "/metrics": (200, counters.format(3, 400))}
+    with web(pages) as server, Cluster(tmp_path) as cluster:
+        monitor = Monitor(tmp_path, write_fleet(tmp_path, cluster, server.url, receiver))
+        try:
+            cluster.work()
+            until(lambda: server.asked.count("/metrics") > 1, "the monitor has read the counters of before")
+            server.pages["/metrics"] = (200, counters.format(13, 412))
+            assert "10 of 12 answers" in monitor.wait("leak_declared")["text"]
+            verdict = monitor.wait("verdict")
+            assert verdict["verdict"] == "parser_leak" and monitor.wait("page")["page_sent"] is True
+            assert casefolder.judge(Path(verdict["bundle"])).verdict.value == "parser_leak"
         finally:
             assert monitor.stop() == 0
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from monitors import engines
-from monitors.judge.slots import Slots, verdict
+import json
+from pathlib import Path
+
+from monitors import casefolder, engines
+from monitors.judge.slots import Slots
+from monitors.judge.verdict import Class
 from monitors.observe.batchlog import batch_line
 
 LINE = "[2026-03-01 10:{:02d}:{:02d}] Decode batch, #running-req: {}, #token: 900, token usage: 0.04, #transfer-req: {}, #prealloc-req: 0, gen throughput (token/s): {}, #queue-req: {}"  # noqa: E501
@@ -19,11 +23,13 @@ def after(rows: list[tuple[int, int, int]], every_s: float = 20.0) -> tuple[Slot
     return slots, (len(rows) - 1) * every_s
 
 
-def test_transfers_that_never_arrive_while_less_and_less_runs_are_told() -> None:
+def test_transfers_that_never_arrive_while_less_and_less_runs_are_told(tmp_path: Path) -> None:
     slots, now = after([(30, 4, 0)] * 3 + [(max(1, 30 - n), 7, 2) for n in range(60)])
     text = slots.stuck(now)
     assert "#transfer-req stands at 7" in text and "where" in text
-    assert verdict(text).verdict.is_alarm
+    (tmp_path / "progress.json").write_text(json.dumps({"slots": text}))
+    verdict = casefolder.judge(tmp_path)
+    assert verdict.verdict is Class.hang_kv_transfer and verdict.evidence[0].text == text
 
 
 def test_transfers_that_come_and_go_are_none() -> None:

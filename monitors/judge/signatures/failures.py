@@ -75,4 +75,12 @@ FAILURES: tuple[Signature, ...] = (
         unless=("traceback", "rank_gone", "timeouts_differ", "timeouts_equal", "desync_report"),
         supports=("ranks_alive",),
     ),
+    Signature(
+        Class.health_lies,
+        (("answers_differ",),),
+        0.8,
+        unless=WEDGED,
+        supports=("health_ok", "progress", "flows", "leak_counter"),
+        decides="the same request alone and beside one other, by hand; a server without overlap or speculation",
+    ),
 )

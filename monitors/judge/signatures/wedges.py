@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from monitors.judge.signatures.signature import HELD, MOVES, STALL, Signature
+from monitors.judge.signatures.signature import HELD, MOVES, STALL, WEDGED, Signature
 from monitors.judge.verdict import Class
 
 WEDGES: tuple[Signature, ...] = (
+    Signature(
+        Class.hang_kv_transfer,
+        (("slots_leak",),),
+        0.6,
+        unless=WEDGED,
+        supports=("transfer_stuck", "prealloc_stuck", "transfer_error", "flows"),
+        decides="the transfer queues of both sides: which requests have no counterpart",
+    ),
     Signature(
         Class.hang_grammar_barrier,
         (("grammar_verify",), ("layout_differs", "accepted_differs", "payload_differs")),
