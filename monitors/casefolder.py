@@ -12,6 +12,7 @@ from typing import Any
 
 from monitors import engines
 from monitors.artefacts import Found, promote, reader_of
+from monitors.capture.manifest import BundleError, verify
 from monitors.engines import Dialect
 from monitors.judge.classify import classify
 from monitors.judge.scene import Missing, Scene
@@ -38,7 +39,7 @@ class CaseError(ValueError):
 
 
 def judge(folder: Path) -> Verdict:
-    """The verdict on a case folder. Raises CaseError when it is no folder or holds no file."""
+    """The verdict on a case folder. Raises CaseError when it is no folder or holds nothing to judge by."""
     return classify(read(folder))
 
 
@@ -51,6 +52,7 @@ def read(folder: Path) -> Scene:
         raise CaseError(f"{folder}: holds no file to judge")
     dialect = detect(files)
     found = Found()
+    known = False
     for path in files:
         if path.name.startswith(".") or path.name in _OF_OURS:
             continue
@@ -58,16 +60,24 @@ def read(folder: Path) -> Scene:
         if reader is None:
             found.missing.append(Missing(path.name, "this file's name is not known; it was not read"))
             continue
+        known = True
         try:
             if path.stat().st_size > _MOST_BYTES:
                 raise ValueError(f"{path.stat().st_size} bytes are more than {_MOST_BYTES}")
             reader(path, dialect, found)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as error:
             found.missing.append(Missing(path.name, f"could not be read: {error}"))
+    if not known and not (folder / "manifest.json").exists():
+        names = ", ".join(path.name for path in files[:6]) + (", ..." if len(files) > 6 else "")
+        raise CaseError(
+            f"{folder}: no file of it has a name that is known ({names}); known are server.log, journal.jsonl, pyspy-<rank>.txt, "
+            "gpu.csv, metrics.txt, ps.txt, health.txt, rank-<n>.box and the others that a bundle holds"
+        )
     promote(found)
     pages = [page for _, page in sorted(found.pages, key=lambda item: item[0])]
     found.missing.extend(_gaps(found))
     found.missing.extend(_manifest_gaps(folder))
+    found.missing.extend(_changed(folder))
     return Scene(
         dialect=dialect,
         boxes=found.boxes,
@@ -143,6 +153,15 @@ def _manifest_gaps(folder: Path) -> list[Missing]:
         return [Missing(_item_name(item), item["reason"]) for item in items if item["outcome"] != "taken"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+
+
+def _changed(folder: Path) -> list[Missing]:
+    """What is not as the manifest of a bundle says: somebody or something has changed the evidence."""
+    try:
+        problems = verify(folder).problems if (folder / "manifest.json").exists() else ()
+    except (BundleError, KeyError, TypeError, AttributeError) as error:
+        return [Missing("the manifest", f"cannot be checked: {error}")]
+    return [Missing("evidence as it was captured", f"{problem}: changed since the capture") for problem in problems]
 
 
 def _item_name(item: dict[str, Any]) -> str:

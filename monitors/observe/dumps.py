@@ -80,7 +80,7 @@ def embedded(text: str, dialect: Dialect, artefact: str) -> list[Stack]:
     found: dict[str, Stack] = {}
     lines = [opened.body for line in text.splitlines() for opened in unwrap(line)[:1]]
     starts = [number for number, line in enumerate(lines) if _PROCESS.match(line)]
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=False):
         title = _PROCESS.match(lines[start])
         rank = dialect.rank_of(title["title"]) if title else None
         stack = stacks.from_text("\n".join(lines[start:end]), str(rank), artefact, first_line=start + 1)

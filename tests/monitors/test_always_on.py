@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from monitors import fleet, planned
 from monitors.capture import manifest
 from monitors.liveness import Liveness
@@ -109,6 +111,32 @@ def test_on_wedge_runs_opsctl_under_its_deadline(tmp_path: Path) -> None:
     aftermath.act(whole, whole.one(), lambda name, **fields: events.append((name, fields)))
     assert [name for name, _ in events] == ["acting", "acted"]
     assert events[1][1]["ok"] is False and "cannot be read" in str(events[1][1]["said"])
+
+
+def test_on_wedge_runs_the_playbook_that_the_fleet_file_names_and_hears_how_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from monitors import aftermath
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with web(HEALTHY) as server, web() as receiver:
+        more = 'on_wedge = { action = "playbook", playbook = "tell-them", deadline_s = 60 }'
+        place = [("a", tmp_path, tmp_path / "log")]
+        (tmp_path / "fleet.toml").write_text(fleet_text(place, server.url, f"json://127.0.0.1:{receiver.port}/", more=more))
+        whole = fleet.load(tmp_path / "fleet.toml")
+        argv = aftermath.command(whole, whole.one())
+        assert argv[1:4] == ["playbook", "run", "tell-them"] and {"--yes", "--json", "--fleet", "--deployment"} <= set(argv)
+        events: list[tuple[str, dict[str, object]]] = []
+        aftermath.act(whole, whole.one(), lambda name, **fields: events.append((name, fields)))
+        assert events[1][1]["ok"] is False and "tell-them" in str(events[1][1]["said"]), "there is none of that name yet"
+        (tmp_path / "playbooks").mkdir()
+        (tmp_path / "playbooks/tell-them.yaml").write_text(
+            "name: tell-them\nkind: response\nsummary: x\nhypothesis: [{probe: health}]\n"
+            "method: [{name: tell, page: a playbook says so, deadline_s: 30}]\n"
+        )
+        aftermath.act(whole, whole.one(), lambda name, **fields: events.append((name, fields)))
+        assert events[3][1]["ok"] is True, events[3]
+        assert receiver.posted[0]["message"].startswith("a playbook says so")
 
 
 def test_the_printed_unit_names_this_machine_and_systemd_takes_it(tmp_path: Path) -> None:

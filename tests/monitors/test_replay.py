@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from monitors import casefolder
+from monitors.capture import manifest
 from monitors.cli import app
 from monitors.exit_codes import ExitCode
 from monitors.judge.signatures import SIGNATURES
@@ -124,6 +125,30 @@ def test_replay_prints_the_verdict_object_and_its_exit_code_says_what_was_found(
     assert runner.invoke(app, ["replay", str(CASES / "long_prefill"), "--fail-on-verdict"]).exit_code == ExitCode.DONE
     missing = runner.invoke(app, ["replay", str(CASES / "nothing")])
     assert missing.exit_code == ExitCode.USAGE and "no such folder" in missing.stderr
+
+
+def test_a_folder_in_which_nothing_is_known_is_a_usage_error_that_says_what_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.docx").write_bytes(b"PK")
+    done = CliRunner().invoke(app, ["replay", str(tmp_path)])
+    assert done.exit_code == ExitCode.USAGE and "notes.docx" in done.stderr and "server.log" in done.stderr
+
+
+def test_evidence_that_was_changed_since_the_capture_is_said_to_be(tmp_path: Path) -> None:
+    writer = manifest.Writer(tmp_path, "small", "wedge")
+    writer.add("health.txt", b"GET /health 200 0.002 s\n", probe="health", start="")
+    writer.add("ps.txt", b"PID COMMAND\n1 init\n", probe="process", start="")
+    writer.conclude("healthy")
+    clean = {gap.what for gap in casefolder.judge(writer.folder).missing}
+    assert "evidence as it was captured" not in clean
+    (writer.folder / "health.txt").write_text("GET /health 503 0.002 s\n")
+    (gap,) = [gap for gap in casefolder.judge(writer.folder).missing if gap.what == "evidence as it was captured"]
+    assert gap.reason.startswith("health.txt: SHA-256") and "changed since the capture" in gap.reason
+    assert "changed since the capture" in CliRunner().invoke(app, ["replay", str(writer.folder)]).stdout
+
+
+def test_a_log_in_which_the_word_process_stands_and_no_dump_is_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("INFO: Started server process [7]\nProcess finished\n")
+    assert "server.log" not in {gap.what for gap in casefolder.judge(tmp_path).missing}
 
 
 def test_no_rule_names_a_fault_or_a_case() -> None:
