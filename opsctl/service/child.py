@@ -33,6 +33,21 @@ def _die_with(parent: int) -> Callable[[], None]:
     return prepare
 
 
+# In a mount namespace of its own; the process stays the one that was started, so its number and its signals do too.
+_MOUNT = (
+    'n=$1; shift; while [ "$n" -gt 0 ]; do mount --bind "$1" "$2" && mount -o remount,bind,ro "$2" || exit 226; '
+    'shift 2; n=$((n - 1)); done; exec "$@"'
+)
+
+
+def overlaid(argv: Sequence[str], mounts: Mapping[str, str]) -> tuple[str, ...]:
+    """``argv`` as a command that sees ``mounts`` (target -> source) in place of what is there. Needs the right to mount."""
+    if not mounts:
+        return tuple(argv)
+    pairs = [path for target, source in sorted(mounts.items()) for path in (source, target)]
+    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNT, "opsctl", str(len(mounts)), *pairs, *argv)
+
+
 def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) -> subprocess.Popen[bytes]:
     """Start ``argv`` in a session of its own, its output to descriptor ``output``.
 

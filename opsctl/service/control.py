@@ -17,7 +17,7 @@ _LONGEST = 4 << 20
 
 
 class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``do``: snapshot, start, stop, end, arm, renew, disarm, trial, commit or revert."""
+    """``do``: snapshot, start, stop, end, arm, renew, disarm, lease, trial, prepare, commit, restore or revert."""
 
     do: str
     token: str = ""

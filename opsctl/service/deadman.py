@@ -2,48 +2,180 @@
 
 It needs no Python there. It reads ``/run/opsctl/UNIT/lease`` (``TOKEN HUNDREDTHS-OF-UPTIME``), which ``renew``
 overwrites in place: the file is never created again, so a lease that ended cannot come back to life. When it ends
-the rollout is settled (``decide``), the trial drop-in moved to its committed name or removed, and the unit restarted.
-It ends when the lease is gone or belongs to another token.
+the rollout is settled (``decide``), the trial drop-in moved to its committed name or removed, the unit restarted if
+it may run the trial, and a page sent (``nodepage.py``). It ends when the lease is gone or belongs to another token.
+
+A disk that fills up in between stops none of this: what a decision and a commit need is on the disk before
+(``wish-*``, the staged drop-in), and they are links and renames.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
+from monitors.remote import Done
+from opsctl.service import nodepage
+from opsctl.service.manager import Lease, LeaseLost, Locked
+
 FUNCTIONS = r"""
 now() { read -r up rest </proc/uptime; whole=${up%.*}; part=${up#*.}; echo "$((whole * 100 + 1$part - 100))"; }
+holds() { read -r owner rest <"$1/lease" && [ "$owner" = "$2" ]; } 2>/dev/null # DIR TOKEN
 decide() { # DIR TOKEN WISH: the first wish stands
-  printf %s "$3" >"$1/.wish.$$"; ln "$1/.wish.$$" "$1/decision-$2" 2>/dev/null; rm -f "$1/.wish.$$"; cat "$1/decision-$2"
+  [ -s "$1/wish-$3" ] || printf %s "$3" >"$1/wish-$3"
+  ln "$1/wish-$3" "$1/decision-$2" 2>/dev/null; cat "$1/decision-$2"
+}
+stage() { # TRIAL COMMITTED
+  mkdir -p "${2%/*}" && cat "$1" >"${2%/*}/.opsctl-staged" && sync "${2%/*}/.opsctl-staged"
 }
 commit() { # TRIAL COMMITTED
   [ -e "$1" ] || return 0
-  mkdir -p "${2%/*}"; cat "$1" >"${2%/*}/.opsctl.$$"; sync "${2%/*}/.opsctl.$$"; mv -f "${2%/*}/.opsctl.$$" "$2"; sync "${2%/*}"; rm -f "$1"
+  cmp -s "$1" "${2%/*}/.opsctl-staged" || stage "$1" "$2" || return 1
+  mv -f "${2%/*}/.opsctl-staged" "$2" && sync "${2%/*}" && rm -f "$1"
 }
 """
 
 SCRIPT = (
     r"""#!/bin/sh
-# deadman.sh DIR TOKEN UNIT TRIAL COMMITTED SYSTEMCTL-SCOPE [PAGE-COMMAND...]
-dir=$1 token=$2 unit=$3 trial=$4 committed=$5 scope=$6; shift 6
+# deadman.sh DIR TOKEN UNIT TRIAL COMMITTED SYSTEMCTL-SCOPE
+dir=$1 token=$2 unit=$3 trial=$4 committed=$5 scope=$6
 """
     + FUNCTIONS
     + r"""
 held() { set -- $(cat "$dir/lease" 2>/dev/null); until=${2:-0}; [ "${1:-}" = "$token" ]; }
 ended() { [ "$(now)" -ge "$until" ]; }
+tell() { # WHAT-HAPPENED: the state of the unit is told a moment later, when a start that fails at once has failed
+  sleep 2; sh "$dir/page.sh" "$dir" "$token" "$unit" "$1. $unit is now $(systemctl "$scope" is-active "$unit")."
+}
 while held; do
   if ! ended; then sleep 0.2; continue; fi
   sleep 0.1; held || exit 0
   ended || continue  # the first look met a renewal half written
-  mv "$dir/lease" "$dir/lease.ended" || exit 0
   if [ "$(decide "$dir" "$token" revert)" = commit ]; then
-    commit "$trial" "$committed"; systemctl "$scope" daemon-reload; exit 0
+    until commit "$trial" "$committed"; do sleep 1; held || exit 0; done
+    mv "$dir/lease" "$dir/lease.ended"; systemctl "$scope" daemon-reload
+    tell "the rollout had been decided as committed when its operator fell silent; committed here"
+    exit 0
   fi
-  rm -f "$trial"; echo "$token" >"$dir/reverted"
+  mv "$dir/lease" "$dir/lease.ended" || exit 0
+  rm -f "$trial" "${committed%/*}/.opsctl-staged"; echo "$token" >"$dir/reverted"
   echo "opsctl: rollout $token was not heard of in time: $unit reverted by the dead-man"
   systemctl "$scope" daemon-reload
-  systemctl "$scope" stop "$unit"
-  systemctl "$scope" reset-failed "$unit" 2>/dev/null
-  systemctl "$scope" --no-block start "$unit" || systemctl "$scope" --no-block restart "$unit"
-  [ $# -eq 0 ] || "$@"
+  if [ -e "$dir/touched-$token" ]; then
+    systemctl "$scope" stop "$unit"
+    systemctl "$scope" reset-failed "$unit" 2>/dev/null
+    systemctl "$scope" --no-block start "$unit" || systemctl "$scope" --no-block restart "$unit"
+    rm -f "$dir/touched-$token"
+  fi
+  tell "its operator fell silent, so it went back to the last committed configuration"
   exit 0
 done
 """
 )
+
+_ARM = FUNCTIONS + (
+    'set -e; mkdir -p "$1"; for wish in commit revert; do printf %s "$wish" >"$1/wish-$wish"; done\n'
+    'echo "$2 $(($(now) + $3))" >"$1/.lease.$$"; mv -f "$1/.lease.$$" "$1/lease"'
+)
+# The dead-man of an earlier lease may still be at its last step, a stop that takes its time.
+_SETTLE = 'i=0; while systemctl "$1" is-active --quiet "$2"; do i=$((i + 1)); [ $i -lt 75 ] || exit 1; sleep 0.2; done'
+_RENEW = FUNCTIONS + (
+    'holds "$1" "$2" || exit 3; systemctl "$4" is-active --quiet "$5" || exit 4\n'
+    'printf "%-60s\\n" "$2 $(($(now) + $3))" | dd of="$1/lease" conv=nocreat,notrunc status=none || exit 3'
+)
+_PREPARE = FUNCTIONS + 'holds "$1" "$2" || exit 3; [ ! -e "$3" ] || stage "$3" "$4"'
+_WITHDRAW = FUNCTIONS + (
+    'd="$1/decision-$2"; [ "$(cat "$d" 2>/dev/null)" = commit ] || { decide "$1" "$2" revert; exit; }\n'
+    'if holds "$1" "$2" && [ -e "$3" ]; then ln -f "$1/wish-revert" "$1/.withdrawn"; mv -f "$1/.withdrawn" "$d"; fi; cat "$d"'
+)
+
+
+class Shell(Protocol):
+    """How scripts get to the machine: ``must`` raises ServiceError for a bad exit status, ``do`` gives it back."""
+
+    def must(self, script: str, *arguments: str, stdin: bytes = b"") -> str: ...
+    def do(self, script: str, *arguments: str) -> Done: ...
+    def put(self, folder: str, name: str, data: bytes, *, private: bool = False) -> None: ...
+
+
+class DeadMan:
+    """``folder``: its own, under /run. ``trial`` and ``committed``: the drop-ins. ``python``: the machine's, for pages."""
+
+    def __init__(self, shell: Shell, unit: str, where: str, scope: str, folder: str, trial: str, committed: str, python: str,
+                 owed: str) -> None:  # fmt: skip
+        self._shell, self._unit, self._where, self._scope = shell, unit, where, scope
+        self._folder, self._trial, self._committed, self._python, self._owed = folder, trial, committed, python, owed
+
+    @property
+    def unit(self) -> str:
+        return f"opsctl-deadman-{self._unit}"
+
+    def arm(self, lease: Lease, spawn: Callable[..., object]) -> None:
+        """``spawn``: systemd-run with the words that follow it."""
+        held = self.token()
+        if held and held != lease.token:
+            raise Locked(f"{self._unit} on {self._where}: held by rollout {held}")
+        if held != lease.token:
+            self._shell.must(_SETTLE, self._scope, self.unit)
+        for name, text in (("deadman.sh", SCRIPT), *nodepage.files(lease, self._unit, self._where, self._python, self._owed)):
+            self._shell.put(self._folder, name, text.encode(), private=name == nodepage.URLS)
+        self._shell.must(_ARM, self._folder, lease.token, _hundredths(lease.ttl_s))
+        if held != lease.token or self._shell.do('systemctl "$1" is-active --quiet "$2"', self._scope, self.unit).code:
+            # One that is killed comes back, and finds its lease where it left it.
+            options = (
+                "--quiet",
+                "--collect",
+                "--service-type=exec",
+                f"--unit={self.unit}",
+                "-p",
+                "Restart=on-failure",
+                "-p",
+                "RestartSec=200ms",
+            )
+            own = (self._folder, lease.token, self._unit, self._trial, self._committed, self._scope)
+            spawn(*options, "sh", f"{self._folder}/deadman.sh", *own)
+
+    def renew(self, token: str, ttl_s: float) -> None:
+        code = self._shell.do(_RENEW, self._folder, token, _hundredths(ttl_s), self._scope, self.unit).code
+        if code == 4:
+            raise LeaseLost(f"{self._unit} on {self._where}: its dead-man {self.unit} does not run any more; who ended it?")
+        if code:
+            raise LeaseLost(f"{self._unit} on {self._where}: rollout {token} does not hold it any more")
+
+    def disarm(self, token: str) -> None:
+        self._shell.must(FUNCTIONS + 'if holds "$1" "$2"; then rm -f "$1/lease" "$1/touched-$2" "$1/page.urls"; fi', self._folder, token)
+
+    def token(self) -> str:
+        words = self._shell.must(CAT, f"{self._folder}/lease").split()
+        return words[0] if words else ""
+
+    def touch(self) -> None:
+        """From here on a revert has to restart the unit."""
+        self._shell.must('if read -r owner rest <"$1/lease"; then : >"$1/touched-$owner"; fi 2>/dev/null', self._folder)
+
+    def decide(self, token: str, wish: str) -> str:
+        return self._shell.must(FUNCTIONS + 'mkdir -p "$1"; decide "$@"', self._folder, token, wish).strip()
+
+    def decided(self, token: str) -> str:
+        return self._shell.must(CAT, f"{self._folder}/decision-{token}").strip()
+
+    def prepare(self, token: str) -> None:
+        done = self._shell.do(_PREPARE, self._folder, token, self._trial, self._committed)
+        if done.code == 3:
+            raise LeaseLost(f"{self._unit} on {self._where}: rollout {token} does not hold it any more")
+        if done.code:
+            raise OSError(f"{self._unit} on {self._where}: the commit cannot be prepared: {done.err or f'exit status {done.code}'}")
+
+    def withdraw(self, token: str) -> bool:
+        return self._shell.must(_WITHDRAW, self._folder, token, self._trial).strip() == "revert"
+
+    def commit(self) -> None:
+        self._shell.must(FUNCTIONS + 'commit "$@"', self._trial, self._committed)
+
+
+# No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
+CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
+
+
+def _hundredths(seconds: float) -> str:
+    return str(int(seconds * 100))

@@ -75,6 +75,12 @@ def read(folder: Path, name: str, env: Mapping[str, str]) -> Definition:
         found = msgspec.convert(raw, Definition)
     except msgspec.ValidationError as error:
         raise ServiceError(f"{path}: {error}") from error
+    return complete(found, folder, name, env)
+
+
+def complete(found: Definition, folder: Path, name: str, env: Mapping[str, str]) -> Definition:
+    """A definition with its paths made absolute and its defaults filled in. Raises ServiceError when it cannot be used."""
+    path = folder / f"{name}.toml"
     if not found.argv:
         raise ServiceError(f"{path}: argv: empty; give the command to run")
     if found.name and found.name != name:

@@ -25,6 +25,13 @@ def quote(argument: str, *, expands: bool = True) -> str:
     return f'"{text.replace("$", "$$") if expands else text}"'
 
 
+def bind(path: str) -> str:
+    """One side of ``BindReadOnlyPaths=``, where a colon parts the sides. Raises ServiceError for a path with one."""
+    if ":" in path or not path.startswith("/"):
+        raise ServiceError(f"{path!r}: a path to mount must be absolute and hold no colon")
+    return quote(path, expands=False)[1:-1].replace(" ", "\\x20")
+
+
 def unescape(argument: str, where: str) -> str:
     """An argument as the bus shows it, where all is decoded but the dollars.
 
@@ -37,18 +44,22 @@ def unescape(argument: str, where: str) -> str:
 
 def render(override: Override) -> str:
     """Raises ServiceError for an argument that systemd cannot carry."""
-    for argument in (*override.argv, *override.env, *override.env.values()):
+    for argument in (*override.argv, *override.env, *override.env.values(), *override.mounts, *override.mounts.values()):
         if "\0" in argument:
             raise ServiceError(f"{argument!r}: holds a NUL, which no argument can")
     env = dict(sorted(override.env.items()))
+    meaning: dict[str, object] = {"argv": list(override.argv), "env": env}
+    if override.mounts:
+        meaning["mounts"] = dict(sorted(override.mounts.items()))
     lines = [
         "# Written by opsctl, which removes it too: `opsctl rollout status`. Do not edit: an edit stops the next rollout.",
-        _MARK + json.dumps({"argv": list(override.argv), "env": env}),
+        _MARK + json.dumps(meaning),
         "[Service]",
         "ExecStart=",
         "ExecStart=" + " ".join(quote(argument) for argument in override.argv),
     ]
     lines += [f"Environment={quote(f'{key}={value}', expands=False)}" for key, value in env.items()]
+    lines += [f"BindReadOnlyPaths={bind(source)}:{bind(target)}" for target, source in sorted(override.mounts.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +69,7 @@ def parse(text: str, where: str) -> Override:
         if line.startswith(_MARK):
             try:
                 found = json.loads(line.removeprefix(_MARK))
-                override = Override(tuple(found["argv"]), found["env"])
+                override = Override(tuple(found["argv"]), found["env"], found.get("mounts", {}))
             except (ValueError, KeyError, TypeError):
                 break
             if render(override) == text:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from opsctl.service import control, definition, log, record
+import msgspec
+
+from opsctl.service import child, control, definition, log, record
 from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, Unreachable
 from opsctl.service.supervisor import planned
 
@@ -23,15 +25,27 @@ class EmbeddedService:
     """One service of a services folder on this machine.
 
     ``env`` is where run and state folders are looked for; a supervisor that is started here inherits it, and so
-    does its service. Raises ServiceError for a definition that cannot be used.
+    does its service. ``described``: the definition itself, where no file holds it yet; it is written down before the
+    first start, never by asking. Raises ServiceError for a definition that cannot be used.
     """
 
-    node = "here"
+    @property
+    def node(self) -> str:
+        return "here"
 
-    def __init__(self, folder: Path, name: str, env: Mapping[str, str]) -> None:
-        self._folder, self._name, self._env = folder, name, env
-        self._service = definition.read(folder, name, env)
+    def __init__(self, folder: Path, name: str, env: Mapping[str, str], described: definition.Definition | None = None) -> None:
+        self._folder, self._name, self._env, self._described = folder, name, env, described
+        self._service = self._read()
         self._paths = record.Folder(self._service, env)
+
+    def _read(self) -> definition.Definition:
+        if self._described is None:
+            return definition.read(self._folder, self._name, self._env)
+        return definition.complete(self._described, self._folder, self._name, self._env)
+
+    def _write_down(self) -> None:
+        if self._described is not None:
+            definition.write(self._folder / f"{self._name}.toml", self._described)
 
     @property
     def name(self) -> str:
@@ -39,9 +53,8 @@ class EmbeddedService:
 
     def snapshot(self) -> Snapshot:
         found = self._ask("snapshot", record.ServiceRecord(name=self._name, supervisor_pid=0))
-        return Snapshot(
-            found.invocation_id, found.state, found.main_pid, found.restarts, found.result, found.since_mono, found.waiting_to_restart
-        )
+        return Snapshot(found.invocation_id, found.state, found.main_pid, found.restarts, found.result, found.since_mono,
+                        found.waiting_to_restart, found.ready_mono, status=found.status)  # fmt: skip
 
     def _ask(self, do: str, otherwise: record.ServiceRecord) -> record.ServiceRecord:
         """The supervisor's record; when there is no supervisor, what its last one left, told as such."""
@@ -92,9 +105,15 @@ class EmbeddedService:
         return tuple(part.decode(errors="replace") for part in raw.split(b"\0")[:-1])
 
     def command(self) -> Command:
-        self._service = definition.read(self._folder, self._name, self._env)
+        self._service = self._read()
         found = planned(self._service, self._paths)
-        return Command(found.argv, found.env)
+        return Command(found.argv, found.env, found.mounts)
+
+    def image(self) -> str:
+        return ""
+
+    def has_image(self, name: str) -> bool:
+        return False
 
     def run_dir(self) -> str:
         return self._service.run_dir
@@ -102,9 +121,37 @@ class EmbeddedService:
     def preflight(self) -> tuple[str, ...]:
         return ()
 
+    def pids(self) -> tuple[int, ...]:
+        pid = self.snapshot().main_pid
+        return (pid, *child.descendants(pid)) if pid else ()
+
+    def kept_path(self, name: str) -> str:
+        return str(self._paths.kept / name)
+
+    def keep_file(self, name: str, data: bytes) -> None:
+        target = self._paths.kept / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".{name}.{os.getpid()}")
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.rename(target)
+
+    def stop_limit_s(self) -> float:
+        return self._service.stop_s
+
+    def committed_file(self, override: Override | None) -> tuple[str, str]:
+        text = msgspec.json.encode(record.OverrideRecord.of(override)).decode() + "\n" if override else ""
+        return str(self._paths.committed), text
+
+    def trial_path(self) -> str:
+        return str(self._paths.trial)
+
     # Starting and stopping.
 
     def begin_start(self) -> None:
+        self._write_down()
         self._call(control.Request(do="start"))
 
     def begin_stop(self) -> None:
@@ -130,6 +177,7 @@ class EmbeddedService:
         return reply
 
     def _launch(self) -> None:
+        self._write_down()
         argv = [sys.executable, "-m", "opsctl.service.launch", "--detach", str(self._folder.absolute()), self._name]
         try:
             done = subprocess.run(argv, cwd=_PACKAGE_ROOT, env=dict(self._env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -174,10 +222,27 @@ class EmbeddedService:
         return path.read_text() if path.exists() else ""
 
     def write_trial(self, override: Override) -> None:
-        self._call(control.Request(do="trial", override=record.OverrideRecord(override.argv, dict(override.env))))
+        self._call(control.Request(do="trial", override=record.OverrideRecord.of(override)))
+
+    def prepare_commit(self, lease: Lease) -> None:
+        self._call(control.Request(do="prepare", token=lease.token))
 
     def commit_trial(self) -> None:
         self._call(control.Request(do="commit"))
+
+    def withdraw(self, lease: Lease) -> bool:
+        path = lease.decision or str(self._paths.decision(lease.token))
+        held = self.lease_token() == lease.token and self._paths.trial.exists()
+        return (record.withdraw(path) if held else record.decide(path, "revert")) == "revert"
+
+    def restore(self, override: Override | None) -> None:
+        self._call(control.Request(do="restore", override=record.OverrideRecord.of(override) if override else None))
+
+    def owed(self) -> tuple[str, ...]:
+        return ()  # its pages are opsctl's own, which owes them on this machine
+
+    def forget_owed(self) -> None:
+        return None
 
     def remove_trial(self) -> None:
         self._call(control.Request(do="revert"))

@@ -15,14 +15,19 @@ from monitors.remote import Done
 from opsctl.service.manager import Line, ServiceError
 
 _DEADLINE_S = 30.0
+_SUPPRESSED = "a596d6fe7bfa4994828e72309e95d61e"  # journald's own "Suppressed N messages from UNIT"
 
 
-def lines(run: Callable[..., Done], invocation_id: str, *, user: bool) -> tuple[Line, ...]:
-    """Every line, oldest first. Raises ServiceError when the journal cannot be read."""
+def lines(run: Callable[..., Done], invocation_id: str, *, user: bool, container_id: str = "") -> tuple[Line, ...]:
+    """Every line, oldest first; those of a container that the service runs as well, where its id is given.
+
+    Raises ServiceError when the journal cannot be read."""
     run("journalctl", "--sync", deadline_s=_DEADLINE_S)  # needs root; without it the last second may be missing
     scope = ["--user"] if user else []
     manager = "USER_INVOCATION_ID" if user else "INVOCATION_ID"
-    found = _query(run, [*scope, f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{manager}={invocation_id}"])
+    found = _query(run, [*scope, f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{manager}={invocation_id}",
+                         "+", f"MESSAGE_ID={_SUPPRESSED}", f"OBJECT_SYSTEMD_INVOCATION_ID={invocation_id}",
+                         *(("+", f"CONTAINER_ID_FULL={container_id}") if container_id else ())])  # fmt: skip
     pids = sorted({entry["_PID"] for entry in found if entry.get("_SYSTEMD_INVOCATION_ID") == invocation_id and "_PID" in entry})
     if found and pids:
         after = ["--after-cursor", str(found[0]["__CURSOR"])]
@@ -30,7 +35,10 @@ def lines(run: Callable[..., Done], invocation_id: str, *, user: bool) -> tuple[
         known = {entry["__CURSOR"] for entry in found}
         found += [entry for entry in late if entry["__CURSOR"] not in known and "_SYSTEMD_INVOCATION_ID" not in entry]
         found.sort(key=lambda entry: (int(entry["__MONOTONIC_TIMESTAMP"]), str(entry["__CURSOR"])))
-    return tuple(Line(_message(entry), int(entry.get("_PID", 0)), manager in entry) for entry in found)
+    return tuple(
+        Line(_message(entry), int(entry.get("_PID", 0)), manager in entry or lost, lost)
+        for entry in found for lost in (entry.get("MESSAGE_ID") == _SUPPRESSED,)
+    )  # fmt: skip
 
 
 def _query(run: Callable[..., Done], arguments: list[str]) -> list[dict[str, Any]]:

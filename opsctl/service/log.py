@@ -8,12 +8,14 @@ they were written: no prefix, nothing between the halves of a line.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from opsctl.service.manager import Line
 from opsctl.service.record import Span
 
 MANAGER = "[opsctl] "
+_LOST = re.compile(re.escape(MANAGER) + r"\d+ bytes of the log could not be written")
 KEPT_SPANS = 200
 _LONGEST_LINE = 64 * 1024
 
@@ -91,4 +93,4 @@ def read(path: Path, spans: list[Span], invocation_id: str) -> tuple[Line, ...]:
     except FileNotFoundError:
         return ()
     lines = b"".join(parts).decode(errors="replace").splitlines()
-    return tuple(Line(text.removeprefix(MANAGER), manager=text.startswith(MANAGER)) for text in lines)
+    return tuple(Line(text.removeprefix(MANAGER), manager=text.startswith(MANAGER), lost=bool(_LOST.match(text))) for text in lines)

@@ -53,6 +53,9 @@ class Snapshot:
     result: str  # "success", or why the last start ended: exit-code, signal, timeout, watchdog
     since_mono: float
     waiting_to_restart: bool = False
+    ready_mono: float = 0.0  # when it said that it is ready, on the clock of ``since_mono``; 0: not, or it does not say
+    container_id: str = ""  # of the container that the service runs, where it runs one: a second key of the start
+    status: str = ""  # what it says of itself (sd_notify's STATUS=), a boot's progress
 
     @property
     def running(self) -> bool:
@@ -61,19 +64,25 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a service's log. ``manager``: written by the service manager about the service."""
+    """One line of a service's log. ``manager``: written by the service manager about the service. ``lost``: it says
+    that lines before it are missing (a rate limit, a full disk), so that what is not there proves nothing."""
 
     text: str
     pid: int = 0
     manager: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True)
 class Override:
-    """A command line that replaces the one of the service's definition, and variables that are added to it."""
+    """A command line that replaces the one of the service's definition, and variables that are added to it.
+
+    ``mounts``: files of the machine that the service sees in the place of others (path as it sees it -> what is there
+    instead), read-only."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Command:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]  # set by the definition and the overrides; not the inherited environment
+    mounts: Mapping[str, str] = field(default_factory=dict)  # by the overrides
 
 
 @dataclass(frozen=True)
@@ -97,14 +107,17 @@ class Lease:
     """A dead-man's terms.
 
     ``token`` says whose it is; ``ttl_s`` how long it lives without renewal. ``decision`` is a file that services of
-    one machine share (empty: the service has its own), see ``ServiceManager.decide``. ``on_expiry`` is a command that
-    the machine runs after it reverted by itself (the page).
+    one machine share (empty: the service has its own), see ``ServiceManager.decide``. When it ends by itself the
+    machine pages: by ``on_expiry``, a command, where opsctl runs on that machine, else it tells ``pages`` (apprise
+    URLs) itself, under ``title``.
     """
 
     token: str
     ttl_s: float
     decision: str = ""
     on_expiry: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+    title: str = ""
 
 
 class ServiceManager(Protocol):
@@ -129,12 +142,40 @@ class ServiceManager(Protocol):
 
     def command(self) -> Command: ...
 
+    def image(self) -> str:
+        """The container image that the service's command runs; empty when it runs none."""
+        ...
+
+    def has_image(self, name: str) -> bool: ...
+
     def run_dir(self) -> str:
         """Where the service keeps its black boxes, as far as its definition says; empty when it does not."""
         ...
 
     def preflight(self) -> tuple[str, ...]:
         """Reasons why this service must not be changed by a rollout; empty when there are none."""
+        ...
+
+    def stop_limit_s(self) -> float:
+        """How long its manager lets it take to stop before it kills it; 0 when that is not known."""
+        ...
+
+    def committed_file(self, override: Override | None) -> tuple[str, str]:
+        """(path, text) of the file that makes an override last, as a commit would write it; no text for None."""
+        ...
+
+    def trial_path(self) -> str:
+        """Where a trial is kept while a rollout decides."""
+        ...
+
+    def keep_file(self, name: str, data: bytes) -> None:
+        """Put a file where ``kept_path(name)`` says, whole; it outlives a reboot."""
+        ...
+
+    def kept_path(self, name: str) -> str: ...
+
+    def pids(self) -> tuple[int, ...]:
+        """Every process of the service that lives now, as its machine numbers them."""
         ...
 
     def begin_start(self) -> None: ...
@@ -172,11 +213,32 @@ class ServiceManager(Protocol):
         """Takes effect at the next start."""
         ...
 
+    def prepare_commit(self, lease: Lease) -> None:
+        """Do whatever of a commit can fail for want of room or rights, and say so by returning: the commit itself is
+        then a rename. Raises LeaseLost when the dead-man is not ours (any more)."""
+        ...
+
     def commit_trial(self) -> None:
         """The trial becomes the committed override. Nothing happens when there is no trial."""
         ...
 
+    def withdraw(self, lease: Lease) -> bool:
+        """Turn a decision to commit into one to revert, as long as nothing acted on it: true when it now is one."""
+        ...
+
+    def restore(self, override: Override | None) -> None:
+        """Make this the committed override, whatever is there, and drop the trial; None: neither is left."""
+        ...
+
     def remove_trial(self) -> None: ...
+
+    def owed(self) -> tuple[str, ...]:
+        """Pages (title, then text) that a dead-man of this machine's could not get out, for any of its services."""
+        ...
+
+    def forget_owed(self) -> None:
+        """They went out after all."""
+        ...
 
     def log(self, invocation_id: str) -> tuple[Line, ...]:
         """Every line of one invocation, the manager's own about it included, oldest first."""

@@ -30,9 +30,14 @@ _T = TypeVar("_T")
 class OverrideRecord(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     env: dict[str, str] = {}
+    mounts: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, override: Override) -> OverrideRecord:
+        return cls(override.argv, dict(override.env), dict(override.mounts))
 
     def override(self) -> Override:
-        return Override(self.argv, self.env)
+        return Override(self.argv, self.env, self.mounts)
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +46,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float
     decision: str = ""
     on_expiry: tuple[str, ...] = ()
+    touched: bool = False  # a trial was written under it: the running start may be the trial's
 
 
 class Span(msgspec.Struct):
@@ -63,6 +69,7 @@ class ServiceRecord(msgspec.Struct, kw_only=True):
     restarts: int = 0
     result: str = "success"
     since_mono: float = 0.0
+    ready_mono: float = 0.0
     waiting_to_restart: bool = False
     status: str = ""
     boot_id: str = ""
@@ -86,6 +93,8 @@ class Folder:
         self.notify = private / "notify"
         self.lock = private / "lock"
         self.committed = Path(base) / "services" / f"{definition.name}.committed.json"
+        self.staged = self.committed.with_name(f".{definition.name}.staged.json")
+        self.kept = Path(base) / "kept"
 
     def decision(self, token: str) -> Path:
         return self.private / f"decision-{token}"
@@ -125,6 +134,17 @@ def read(path: Path, kind: type[_T]) -> _T | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise ServiceError(f"{path}: {error}; move it away to start from nothing") from error
+
+
+def withdraw(path: str) -> str:
+    """Turn a decision to commit that nobody acted on into one to revert; what stands afterwards."""
+    if decide(path, "revert") == "commit":
+        target = Path(path)
+        scratch = target.with_name(f".{target.name}.{os.getpid()}.withdrawn")
+        scratch.write_text("revert")
+        scratch.rename(target)
+        sync_folder(target.parent)
+    return Path(path).read_text()
 
 
 def decide(path: str, wish: str) -> str:

@@ -175,7 +175,20 @@ class Supervisor:
             case "trial" if request.override is not None:
                 if self._lease is None:
                     raise LeaseLost("no lease is armed, so a trial would have no dead-man; arm first")
+                self._lease = msgspec.structs.replace(self._lease, touched=True)
+                record.write(self.paths.lease, self._lease)
                 record.write(self.paths.trial, request.override)
+            case "prepare":
+                self._held_by(request.token)
+                trial = record.read(self.paths.trial, record.OverrideRecord)
+                if trial is not None:
+                    record.write(self.paths.staged, trial)
+            case "restore":
+                if request.override is None:
+                    record.remove(self.paths.committed)
+                else:
+                    record.write(self.paths.committed, request.override)
+                record.remove(self.paths.trial)
             case "commit":
                 self._commit_trial()
             case "revert":
@@ -190,7 +203,8 @@ class Supervisor:
         if self._lease is not None and self._lease.token != lease.token:
             left = self._lease.until_mono - self._clock()
             raise Locked(f"held by rollout {self._lease.token}, whose lease ends in {left:.0f} s unless it is renewed")
-        self._lease = msgspec.structs.replace(lease, until_mono=self._clock() + lease.ttl_s)
+        touched = lease.touched or (self._lease is not None and self._lease.touched)
+        self._lease = msgspec.structs.replace(lease, until_mono=self._clock() + lease.ttl_s, touched=touched)
         record.write(self.paths.lease, self._lease)
 
     def _held_by(self, token: str) -> record.LeaseRecord:
@@ -205,7 +219,11 @@ class Supervisor:
     def _commit_trial(self) -> None:
         trial = record.read(self.paths.trial, record.OverrideRecord)
         if trial is not None:
-            record.write(self.paths.committed, trial)
+            if record.read(self.paths.staged, record.OverrideRecord) == trial:
+                self.paths.staged.rename(self.paths.committed)  # on the disk already, so a full one does not matter now
+                record.sync_folder(self.paths.committed.parent)
+            else:
+                record.write(self.paths.committed, trial)
             record.remove(self.paths.trial)
 
     def _lease_ended(self, lease: record.LeaseRecord) -> None:
@@ -219,15 +237,17 @@ class Supervisor:
             self._commit_trial()
             self._forget_lease()
             self._say(f"Rollout {lease.token} was decided as committed before its operator fell silent; committed.")
+            self._run_hook(lease.on_expiry, "committed")
             return
         record.remove(self.paths.trial)
+        record.remove(self.paths.staged)
         self._forget_lease()
         self.record.reverted_by_deadman = lease.token
         self._say(f"Rollout {lease.token} was not heard of for {lease.ttl_s:g} s: reverted by the dead-man.")
-        self.unit.stop()
-        self.unit.start()
-        if lease.on_expiry:
-            self._run_hook(lease.on_expiry)
+        if lease.touched:  # else nothing runs the trial, and a restart would only cost service
+            self.unit.stop()
+            self.unit.start()
+        self._run_hook(lease.on_expiry, "reverted")
 
     def _drop_trial(self) -> None:
         """A reboot means revert."""
@@ -236,10 +256,12 @@ class Supervisor:
         record.remove(self.paths.trial)
         self._forget_lease()
 
-    def _run_hook(self, argv: tuple[str, ...]) -> None:
+    def _run_hook(self, argv: tuple[str, ...], outcome: str) -> None:
+        if not argv:
+            return
         try:
             hook = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                    env=dict(self._env), start_new_session=True)  # fmt: skip
+                                    env={**self._env, "OPSCTL_OUTCOME": outcome}, start_new_session=True)  # fmt: skip
         except OSError as error:
             self._say(f"The dead-man could not run {argv[0]}: {error}")
             return
@@ -252,12 +274,12 @@ class Supervisor:
 
 def planned(service: definition.Definition, paths: record.Folder) -> record.OverrideRecord:
     """What a start would run. Variables of all three add up, as they do in systemd's drop-ins."""
-    argv, env = tuple(service.argv), dict(service.env)
+    argv, env, mounts = tuple(service.argv), dict(service.env), dict[str, str]()
     for path in (paths.committed, paths.trial):
         found = record.read(path, record.OverrideRecord)
         if found is not None:
-            argv, env = found.argv, env | found.env
-    return record.OverrideRecord(argv, env)
+            argv, env, mounts = found.argv, env | found.env, found.mounts
+    return record.OverrideRecord(argv, env, mounts)
 
 
 def _take_lock(path: Path, name: str) -> int:

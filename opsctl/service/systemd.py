@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Protocol
 
 from monitors.remote import Done, NodeError
-from opsctl.service import deadman, dropin, journal
-from opsctl.service.manager import Change, Command, Lease, LeaseLost, Line, Locked, Override, ServiceError, Snapshot, State, Unreachable
+from opsctl.service import dropin, journal
+from opsctl.service.deadman import CAT, DeadMan
+from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, Unreachable
 
-_PROPERTIES = "InvocationID,NRestarts,MainPID,ActiveState,SubState,Result,ExecMainStartTimestampMonotonic"
-_PREFLIGHT = "LoadState,KillMode,StandardOutput,DropInPaths,FragmentPath,RuntimeDirectory,LogNamespace"
+_PROPERTIES = ",".join(
+    ("InvocationID", "NRestarts", "MainPID", "ActiveState", "SubState", "Result", "Type", "StatusText",
+     "ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic")
+)  # fmt: skip
+_PREFLIGHT = "LoadState,KillMode,StandardOutput,DropInPaths,NeedDaemonReload,ControlGroup,InvocationID"
 _STATES = {"active": State.active, "reloading": State.active, "inactive": State.inactive, "failed": State.failed,
            "activating": State.activating, "deactivating": State.deactivating}  # fmt: skip
 _ANSWER_S = 20.0
-# No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
-_CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
-_WRITE = 'set -e; mkdir -p "$1"; cat >"$1/.opsctl.$$"; sync "$1/.opsctl.$$"; mv -f "$1/.opsctl.$$" "$1/$2"; sync "$1"'
+# Processes of a unit's control group whose environment names another start. A rank that set its title has blanked its own.
+_LEFTOVERS = (
+    '[ -n "$1" ] && [ -n "$2" ] || exit 0; for f in $(find "/sys/fs/cgroup$1" -name cgroup.procs 2>/dev/null); do while read -r pid; do '
+    "id=$(tr '\\0' '\\n' <\"/proc/$pid/environ\" 2>/dev/null | sed -n 's/^INVOCATION_ID=//p'); "
+    '[ -z "$id" ] || [ "$id" = "$2" ] || echo "$pid"; done <"$f"; done; exit 0'
+)
+_WRITE = 'set -e; mkdir -p "$1"; umask "$3"; cat >"$1/.opsctl.$$"; sync "$1/.opsctl.$$"; mv -f "$1/.opsctl.$$" "$1/$2"; sync "$1"'
 
 
 class Node(Protocol):
@@ -57,8 +66,15 @@ class SystemdService:
             raise ServiceError(f"{self._node.name}: {self._unit}: {shlex.join(command[:4])}: {why}")
         return done.out.decode(errors="replace")
 
-    def _shell(self, script: str, *arguments: str, stdin: bytes = b"") -> str:
+    def must(self, script: str, *arguments: str, stdin: bytes = b"") -> str:
         return self._must("sh", "-c", script, "opsctl", *arguments, stdin=stdin)
+
+    def do(self, script: str, *arguments: str) -> Done:
+        return self._do("sh", "-c", script, "opsctl", *arguments)
+
+    def put(self, folder: str, name: str, data: bytes, *, private: bool = False) -> None:
+        """A file written whole: under another name, on the disk, then renamed. ``private``: for its owner's eyes."""
+        self.must(_WRITE, folder, name, "077" if private else "022", stdin=data)
 
     def _systemctl(self, *arguments: str) -> str:
         return self._must("systemctl", self._scope, *arguments)
@@ -72,7 +88,7 @@ class SystemdService:
         if self._folders is None:
             etc, run, own = "/etc/systemd/system", "/run/systemd/system", "/run/opsctl"
             if self._user:
-                etc, run = self._shell('echo "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"; echo "$XDG_RUNTIME_DIR"').splitlines()
+                etc, run = self.must('echo "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"; echo "$XDG_RUNTIME_DIR"').splitlines()
                 run, own = f"{run}/systemd/user", f"{run}/opsctl"
             self._folders = (f"{etc}/{self._unit}.d", f"{run}/{self._unit}.d", f"{own}/{self._unit}")
         return self._folders
@@ -81,11 +97,13 @@ class SystemdService:
 
     def snapshot(self) -> Snapshot:
         found = self._show(_PROPERTIES)
+        says_ready = found["Type"].startswith("notify")
         return Snapshot(
             invocation_id=found["InvocationID"], state=_STATES.get(found["ActiveState"], State.failed),
             main_pid=int(found["MainPID"]), restarts=int(found["NRestarts"]), result=found["Result"],
             since_mono=int(found["ExecMainStartTimestampMonotonic"]) / 1e6,
-            waiting_to_restart=found["SubState"].startswith("auto-restart"),
+            waiting_to_restart=found["SubState"].startswith("auto-restart"), status=found.get("StatusText", ""),
+            ready_mono=int(found["ActiveEnterTimestampMonotonic"]) / 1e6 if found["ActiveState"] == "active" and says_ready else 0.0,
         )  # fmt: skip
 
     def argv(self) -> tuple[str, ...]:
@@ -102,11 +120,25 @@ class SystemdService:
         start, environment = (json.loads(line)["data"] for line in text.splitlines())
         if len(start) != 1:
             raise ServiceError(f"{self._unit}: has {len(start)} ExecStart commands; a rollout needs exactly one")
-        return Command(tuple(dropin.unescape(word, self.name) for word in start[0][1]), dict(item.split("=", 1) for item in environment))
+        change = self.read_change()
+        in_force = change.trial or change.committed
+        argv = tuple(dropin.unescape(word, self.name) for word in start[0][1])
+        return Command(argv, dict(item.split("=", 1) for item in environment), dict(in_force.mounts) if in_force else {})
+
+    def pids(self) -> tuple[int, ...]:
+        group = self._show("ControlGroup").get("ControlGroup", "")
+        text = self.must('[ -z "$1" ] || find "/sys/fs/cgroup$1" -name cgroup.procs -exec cat {} + 2>/dev/null; exit 0', group)
+        return tuple(int(word) for word in text.split())
+
+    def image(self) -> str:
+        return ""
+
+    def has_image(self, name: str) -> bool:
+        return False
 
     def run_dir(self) -> str:
         names = self._show("RuntimeDirectory").get("RuntimeDirectory", "").split()
-        base = self._shell('echo "$XDG_RUNTIME_DIR"').strip() if self._user else "/run"
+        base = self.must('echo "$XDG_RUNTIME_DIR"').strip() if self._user else "/run"
         return f"{base}/{names[0]}" if names else ""
 
     def preflight(self) -> tuple[str, ...]:
@@ -118,7 +150,26 @@ class SystemdService:
         later = [path for path in found.get("DropInPaths", "").split() if path.rsplit("/", 1)[-1] > dropin.TRIAL]
         if later:
             problems.append(f"{self._unit}: {', '.join(later)} sorts after {dropin.TRIAL} and would win over it; rename it")
+        if found.get("NeedDaemonReload") == "yes":
+            problems.append(f"{self._unit}: its files were edited and systemd has not read them, so a rollout would carry that edit along; "
+                            f"look at it with `systemctl cat {self._unit}`, then `systemctl daemon-reload`")  # fmt: skip
+        if found.get("StandardOutput", "journal").split("+")[0] not in ("journal", "inherit"):
+            problems.append(f"{self._unit}: StandardOutput={found['StandardOutput']}, so a start's lines are not in the journal; "
+                            "set StandardOutput=journal")  # fmt: skip
+        left = self.must(_LEFTOVERS, found.get("ControlGroup", ""), found.get("InvocationID", "")).split()
+        if left:
+            problems.append(f"{self._unit}: processes {', '.join(left)} of an earlier start are still in its control group; "
+                            "look at them with ps and end them")  # fmt: skip
         return tuple(problems)
+
+    def stop_limit_s(self) -> float:
+        return _seconds(self._show("TimeoutStopUSec").get("TimeoutStopUSec", ""))
+
+    def committed_file(self, override: Override | None) -> tuple[str, str]:
+        return f"{self._paths()[0]}/{dropin.COMMITTED}", dropin.render(override) if override else ""
+
+    def trial_path(self) -> str:
+        return f"{self._paths()[1]}/{dropin.TRIAL}"
 
     def begin_start(self) -> None:
         self._do("systemctl", self._scope, "reset-failed", self._unit)  # a tripped start limit would refuse the start
@@ -134,63 +185,81 @@ class SystemdService:
         return Change(self._override(f"{committed}/{dropin.COMMITTED}"), self._override(f"{trial}/{dropin.TRIAL}"))
 
     def _override(self, path: str) -> Override | None:
-        text = self._shell(_CAT, path)
+        text = self.must(CAT, path)
         return dropin.parse(text, f"{self._node.name}:{path}") if text else None
 
-    def arm(self, lease: Lease) -> None:
+    @property
+    def _deadman(self) -> DeadMan:
         committed, trial, own = self._paths()
-        held = self.lease_token()
-        if held and held != lease.token:
-            raise Locked(f"{self._unit} on {self.node}: held by rollout {held}")
-        unit = f"opsctl-deadman-{self._unit}"
-        if held != lease.token:
-            # The dead-man of an earlier lease may still be at its last step, a stop that takes its time.
-            wait = 'i=0; while systemctl "$1" is-active --quiet "$2"; do i=$((i + 1)); [ $i -lt 75 ] || exit 1; sleep 0.2; done'
-            self._shell(wait, self._scope, unit)
-        self._shell(_WRITE, own, "deadman.sh", stdin=deadman.SCRIPT.encode())
-        script = deadman.FUNCTIONS + 'set -e; mkdir -p "$1"; echo "$2 $(($(now) + $3))" >"$1/.lease.$$"; mv -f "$1/.lease.$$" "$1/lease"'
-        self._shell(script, own, lease.token, str(int(lease.ttl_s * 100)))
-        if held != lease.token or self._do("systemctl", self._scope, "is-active", "--quiet", unit).code:
-            paths = (f"{trial}/{dropin.TRIAL}", f"{committed}/{dropin.COMMITTED}")
-            self._must("systemd-run", self._scope, "--quiet", "--collect", "--service-type=exec", f"--unit={unit}",
-                       "sh", f"{own}/deadman.sh", own, lease.token, self._unit, *paths, self._scope, *lease.on_expiry)  # fmt: skip
+        python = getattr(self._node, "python", "") or "python3"
+        return DeadMan(self, self._unit, self.node, self._scope, own, f"{trial}/{dropin.TRIAL}", f"{committed}/{dropin.COMMITTED}", python,
+                       f"{self._state()}/owed")  # fmt: skip
+
+    def arm(self, lease: Lease) -> None:
+        self._deadman.arm(lease, lambda *words: self._must("systemd-run", self._scope, *words))
 
     def renew(self, token: str, ttl_s: float) -> None:
-        script = deadman.FUNCTIONS + (
-            'read -r owner rest <"$1/lease" && [ "$owner" = "$2" ] || exit 3\n'
-            'printf "%-60s\\n" "$2 $(($(now) + $3))" | dd of="$1/lease" conv=nocreat,notrunc status=none || exit 3'
-        )
-        done = self._do("sh", "-c", script, "opsctl", self._paths()[2], token, str(int(ttl_s * 100)))
-        if done.code:
-            raise LeaseLost(f"{self._unit} on {self.node}: rollout {token} does not hold it any more")
+        self._deadman.renew(token, ttl_s)
 
     def disarm(self, token: str) -> None:
-        self._shell(
-            'if read -r owner rest <"$1/lease" && [ "$owner" = "$2" ]; then rm -f "$1/lease"; fi 2>/dev/null', self._paths()[2], token
-        )
+        self._deadman.disarm(token)
 
     def lease_token(self) -> str:
-        words = self._shell(_CAT, f"{self._paths()[2]}/lease").split()
-        return words[0] if words else ""
+        return self._deadman.token()
 
     def decide(self, lease: Lease, wish: str) -> str:
-        return self._shell(deadman.FUNCTIONS + 'mkdir -p "$1"; decide "$@"', self._paths()[2], lease.token, wish).strip()
+        return self._deadman.decide(lease.token, wish)
 
     def decided(self, lease: Lease) -> str:
-        return self._shell(_CAT, f"{self._paths()[2]}/decision-{lease.token}").strip()
+        return self._deadman.decided(lease.token)
 
     def write_trial(self, override: Override) -> None:
-        self._shell(_WRITE, self._paths()[1], dropin.TRIAL, stdin=dropin.render(override).encode())
+        self._deadman.touch()
+        self.put(self._paths()[1], dropin.TRIAL, dropin.render(override).encode())
         self._systemctl("daemon-reload")
+
+    def prepare_commit(self, lease: Lease) -> None:
+        self._deadman.prepare(lease.token)
 
     def commit_trial(self) -> None:
-        committed, trial, _ = self._paths()
-        self._shell(deadman.FUNCTIONS + 'set -e; commit "$@"', f"{trial}/{dropin.TRIAL}", f"{committed}/{dropin.COMMITTED}")
+        self._deadman.commit()
         self._systemctl("daemon-reload")
 
+    def withdraw(self, lease: Lease) -> bool:
+        return self._deadman.withdraw(lease.token)
+
+    def restore(self, override: Override | None) -> None:
+        committed = self._paths()[0]
+        if override is None:
+            self.must('rm -f "$1"', f"{committed}/{dropin.COMMITTED}")
+        else:
+            self.put(committed, dropin.COMMITTED, dropin.render(override).encode())
+        self.remove_trial()
+
     def remove_trial(self) -> None:
-        self._shell('rm -f "$1"', f"{self._paths()[1]}/{dropin.TRIAL}")
+        self.must('rm -f "$1"', f"{self._paths()[1]}/{dropin.TRIAL}")
         self._systemctl("daemon-reload")
+
+    def owed(self) -> tuple[str, ...]:
+        text = self.must('for f in "$1"/*; do [ ! -f "$f" ] || { cat "$f"; printf "\\036"; }; done', f"{self._state()}/owed")
+        return tuple(part.strip() for part in text.split("\x1e") if part.strip())
+
+    def forget_owed(self) -> None:
+        self.must('rm -f "$1"/*', f"{self._state()}/owed")
+
+    # Files of its own.
+
+    def _state(self) -> str:
+        if self._user:
+            return self.must('echo "${XDG_STATE_HOME:-$HOME/.local/state}/opsctl"').strip()
+        return "/var/lib/opsctl"
+
+    def kept_path(self, name: str) -> str:
+        return f"{self._state()}/kept/{name}"
+
+    def keep_file(self, name: str, data: bytes) -> None:
+        self.put(f"{self._state()}/kept", name, data)
+        self.must('chmod 644 "$1"', f"{self._state()}/kept/{name}")
 
     # Reading.
 
@@ -207,3 +276,11 @@ class SystemdService:
         env = [f"{key}={value}" for key, value in self.command().env.items()]
         done = self._do("env", *env, *argv, deadline_s=deadline_s)
         return done.code, done.out.decode(errors="replace"), done.err
+
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def _seconds(text: str) -> float:
+    """systemd's way of showing a time span (``1min 15s``); 0 for ``infinity`` and for what is none."""
+    return sum(float(number) * _UNITS_S.get(unit, 0.0) for number, unit in re.findall(r"([\d.]+)([a-z]+)", text))

@@ -84,7 +84,7 @@ class Unit:
         self._service, command = self._plan()
         now, record, invocation = self._clock(), self.record, uuid.uuid4().hex
         self._restart_at, self._stopping = 0.0, False
-        record.invocation_id, record.state, record.since_mono = invocation, State.activating, now
+        record.invocation_id, record.state, record.since_mono, record.ready_mono = invocation, State.activating, now, 0.0
         record.waiting_to_restart, record.result, record.status = False, "success", ""
         self._notify = NotifySocket(invocation)
         self._selector.register(self._notify.socket, selectors.EVENT_READ, self._hear)
@@ -95,7 +95,7 @@ class Unit:
             self._watchdog_by = now + self._service.watchdog_s
         output = self._open_output(invocation)
         try:
-            self._process = child.spawn(command.argv, env, self._service.cwd, output)
+            self._process = child.spawn(child.overlaid(command.argv, command.mounts), env, self._service.cwd, output)
         except OSError as error:
             self._say(f"Cannot start {command.argv[0]}: {error}")
             record.result = "cannot-start"
@@ -140,7 +140,7 @@ class Unit:
         now = self._clock()
         for notice in self._notify.receive() if self._notify else ():
             if notice.ready and self.record.state is State.activating:
-                self.record.state, self._start_by = State.active, 0.0
+                self.record.state, self.record.ready_mono, self._start_by = State.active, now, 0.0
                 self._say("Ready.")
                 self._save()
             if notice.extend_s and self._start_by:

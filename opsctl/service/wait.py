@@ -32,6 +32,7 @@ class Waiter:
     clock: Clock = field(default_factory=lambda: time)
     poll_s: float = POLL_S
     say_every_s: float = SAY_EVERY_S
+    detail: Callable[[], str] = lambda: ""  # added to what is said: how far it is, by its own word
 
     def until(self, what: str, done: Callable[[], bool], deadline_s: float) -> None:
         """Poll ``done``. Raises Deadline, and whatever ``done`` or ``meanwhile`` raise."""
@@ -45,7 +46,9 @@ class Waiter:
                 raise Deadline(f"{what}: not within {deadline_s:g} s")
             if now - said >= self.say_every_s:
                 said = now
-                self.talk(f"waiting for {what}: {now - start:.0f} s so far, {deadline_s - (now - start):.0f} s left")
+                detail = self.detail()
+                left = f"{now - start:.0f} s so far, {deadline_s - (now - start):.0f} s left"
+                self.talk(f"waiting for {what}: {left}{f' ({detail})' if detail else ''}")
             self.clock.sleep(min(self.poll_s, max(0.0, deadline_s - (now - start))))
 
 
