@@ -22,6 +22,7 @@ from opsctl.answer import Answer, Problem, Session
 from opsctl.bundle import app as bundle_app
 from opsctl.demo.cli import demo
 from opsctl.incident import app as incident_app
+from opsctl.load.cli import app as load_app
 from opsctl.playbooks.cli import app as playbook_app
 from opsctl.playbooks.document import PlaybookError
 from opsctl.rollout.cli import app as rollout_app
@@ -41,6 +42,7 @@ app.add_typer(service_app, name="service")
 app.add_typer(bundle_app, name="bundle")
 app.add_typer(incident_app, name="incident")
 app.add_typer(playbook_app, name="playbook")
+app.add_typer(load_app, name="load")
 app.command()(demo)
 app.command()(watch)
 

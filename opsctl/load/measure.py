@@ -1,0 +1,93 @@
+"""A run: levels by repetitions by sides, taken in turns, so that what disturbs the machine disturbs all of them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opsctl.load import asked, cell, results, sides
+from opsctl.load.cell import Bounds, Level
+from opsctl.load.client import Client, NoServer
+from opsctl.load.results import Cell, Results, Side
+from opsctl.load.shapes import Mix
+from opsctl.load.sides import Place
+from opsctl.load.summary import Summary, client_bound, summarise
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``bounds`` are of one level of one repetition. ``warmup``: requests before the first level that are not counted."""
+
+    mix: Mix
+    levels: tuple[Level, ...]
+    bounds: Callable[[Level], Bounds]
+    reps: int = 3
+    warmup: int = 2
+
+    def longest_s(self, places: int) -> float:
+        """The bound on the whole run, without boots."""
+        return places * self.reps * sum(self.bounds(level).seconds + self.bounds(level).grace_s for level in self.levels)
+
+
+@dataclass
+class _Taken:
+    place: Place
+    model: str = ""
+    fingerprints: set[str] = field(default_factory=set)
+    reps: dict[str, list[Summary]] = field(default_factory=dict)
+
+
+async def measure(
+    plan: Plan, places: Sequence[Place], env: Mapping[str, str], say: Callable[[str], None], log: Path | None = None
+) -> Results:
+    """Repetition after repetition; within one, side after side, and every other time in the other order (ABBA).
+
+    Raises:
+        NoServer: a side does not answer at all. A single request that fails is an error in the figures.
+    """
+    begun, load = results.utc(), os.getloadavg()[0]
+    taken = [_Taken(place) for place in places]
+    for rep in range(plan.reps):
+        for one in taken if rep % 2 == 0 else reversed(taken):
+            async with sides.opened(one.place, env, log) as client:
+                one.model = client.model
+                if rep == 0 or one.place.command:
+                    await _warm(client, plan)
+                await _levels(client, plan, one, rep, say)
+    cells = tuple(
+        Cell(one.place.name, level.label, level.streams, level.rate, tuple(one.reps[level.label]))
+        for one in taken for level in plan.levels
+    )  # fmt: skip
+    notes = tuple(dict.fromkeys(
+        f"{c.side}, {c.level}: {why}" for c in cells for rep_ in c.reps if (why := client_bound(rep_))
+    ))  # fmt: skip
+    who = tuple(Side(one.place.name, one.place.url, one.model, one.place.command, tuple(sorted(one.fingerprints))) for one in taken)
+    return Results(results.SCHEMA, begun, results.here(), plan.mix.seed, plan.mix.to_json(), plan.mix.digest, who, cells,
+                   results.utc(), round(load, 2), notes)  # fmt: skip
+
+
+async def _warm(client: Client, plan: Plan) -> None:
+    """Raises NoServer when not one of the warm-up's requests is answered with anything."""
+    came = await client.learn_tokens(plan.mix.shapes[0], random.Random(f"warm/{plan.mix.seed}"))
+    for number in range(plan.warmup - 1):
+        shape, chance = plan.mix.draw(-1 - number)
+        await client.ask(shape, chance)
+    if came.error in (asked.CONNECT, asked.TIMEOUT):
+        raise NoServer(f"POST {client.base}{plan.mix.shapes[0].path}: {came.error}; is the server up?")
+
+
+async def _levels(client: Client, plan: Plan, one: _Taken, rep: int, say: Callable[[str], None]) -> None:
+    first = 0
+    for level in plan.levels:
+        bounds = plan.bounds(level)
+        ran = await cell.run(client, plan.mix, level, bounds, first=(rep << 24) + first)
+        first += bounds.requests
+        found = summarise(ran)
+        one.reps.setdefault(level.label, []).append(found)
+        one.fingerprints |= {a.fingerprint for a in ran.answers if a.fingerprint}
+        wrong = ", ".join(f"{count} {kind}" for kind, count in {**found.errors, **found.not_ours}.items())
+        say(f"{one.place.name}  {level.label:>5} streams  {rep + 1}/{plan.reps}  {found.tokens_per_s:8.1f} tok/s  "
+            f"{found.ok} ok{', ' + wrong if wrong else ''}")  # fmt: skip

@@ -1,0 +1,103 @@
+"""A side of a comparison: a server that runs already, or a command that is started for each repetition and ended after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from opsctl.load.client import Client, NoServer
+
+_POLL_S = 0.2
+_STOP_S = 30.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to ask, and how. ``command`` serves at ``url`` until SIGTERM; empty where the server runs already."""
+
+    name: str
+    url: str
+    model: str = ""
+    key: str = ""
+    command: str = ""
+    boot_s: float = 300.0
+    request_s: float = 300.0
+
+
+@contextlib.asynccontextmanager
+async def opened(place: Place, env: Mapping[str, str], log: Path | None = None) -> AsyncIterator[Client]:
+    """A client of a side that answers. What a command started is gone when the block is left. Raises NoServer."""
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(place.url, model=place.model, key=place.key, deadline_s=place.request_s))
+        if place.command:
+            await stack.enter_async_context(_started(place, env, log))
+        await client.find_model()
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _started(place: Place, env: Mapping[str, str], log: Path | None) -> AsyncIterator[None]:
+    if await _answers(place):
+        raise NoServer(
+            f"{place.url}: something answers there before {shlex.split(place.command)[0]} was started; end it, or take another port"
+        )
+    with contextlib.ExitStack() as files:
+        sink = files.enter_context(log.open("ab")) if log else asyncio.subprocess.DEVNULL
+        argv = shlex.split(place.command)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sink,
+                stderr=asyncio.subprocess.STDOUT,
+                env=dict(env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NoServer(f"{argv[0]}: {error.strerror}") from error
+        try:
+            await _ready(place, process, log)
+            yield
+        finally:
+            await _end(process)
+
+
+async def _ready(place: Place, process: asyncio.subprocess.Process, log: Path | None) -> None:
+    where = f"; its log is {log}" if log else ""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(place.boot_s):
+            while process.returncode is None:
+                if await _answers(place):
+                    return
+                await asyncio.sleep(_POLL_S)
+        raise NoServer(f"{place.command}: ended with {process.returncode} before it served{where}")
+    raise NoServer(f"{place.command}: does not serve at {place.url} after {place.boot_s:g} s{where}")
+
+
+async def _answers(place: Place) -> bool:
+    headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+    async with httpx.AsyncClient(trust_env=False, timeout=2.0) as http:
+        try:
+            return (await http.get(f"{place.url.rstrip('/')}/v1/models", headers=headers)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM to the server, then SIGKILL to all that it left of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_S):
+            await process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
