@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal, get_args
 
@@ -89,9 +90,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class AnswerRules:
-    """``deciding``: the flags that can change what class of answer a request gets; None where that is not known."""
+    """``deciding``: the flags that can change what class of answer a request gets, by its shape, and those that can do so
+    for any shape under ``any``; empty where that is not known."""
 
-    deciding: frozenset[str] | None = None
+    deciding: Mapping[str, frozenset[str]] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
 
 
@@ -178,7 +180,7 @@ def load(name: str) -> Dialect:
         black_box=bool(own.get("black_box", False)),
         words=reader.pattern("words"),
         answers=AnswerRules(
-            frozenset(reader.words("answers.deciding")) or None,
+            {str(shape): frozenset(flags) for shape, flags in reader.value("answers.deciding", {}).items()},
             tuple(Refusal(str(one["flag"]), str(one["value"]), tuple(one["shapes"]), int(one["status"]))
                   for one in reader.value("answers.refused", [])),
         ),

@@ -6,6 +6,7 @@ HTTP responses. Nothing knows beforehand how it ends; a step that does not happe
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -164,17 +165,12 @@ def _hasty_change(story: Story, site: Site, loop: AgentLoop) -> None:
 
 def _fix(story: Story, site: Site, loop: AgentLoop) -> None:
     story.tell("the runbook's fix: opsctl rollout apply --set grammar-backend=none --incident")
+    story.tell("its clients of JSON will get 400, which is agreed to for a month: --expect-change 'scan=http 400' --review-by ...")
+    review = (datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=30)).isoformat()
     answer = site.opsctl(
-        "rollout",
-        "apply",
-        "--set",
-        "grammar-backend=none",
-        "--incident",
-        "--reason",
-        "hang_grammar_barrier",
-        "--yes",
-        deadline_s=_ROLLOUT_S,
-    )
+        "rollout", "apply", "--set", "grammar-backend=none", "--expect-change", "scan=http 400", "--review-by", review,
+        "--incident", "--reason", "hang_grammar_barrier", "--yes", deadline_s=_ROLLOUT_S,
+    )  # fmt: skip
     _tell_rollout(story, answer)
     if answer["exit_code"] != ExitCode.DONE:
         raise DemoError(f"the fix ended with exit code {answer['exit_code']}: {answer['errors']}")

@@ -11,7 +11,8 @@ import typer
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
-from opsctl.rollout import flags
+from opsctl.callers import agreed
+from opsctl.rollout import flags, survey
 from opsctl.rollout.desk import Desk, Wish
 from opsctl.rollout.pager import UrlPager
 from opsctl.rollout.plan import Plan, Times
@@ -36,6 +37,16 @@ LEASE = typer.Option(60.0, "--lease-s", help="The services revert by themselves 
 HOLD = typer.Option(None, "--hold-s", help="How long a held rollout waits for resume or abort. [default: the fleet file's, 3600]")
 INCIDENT = typer.Option(False, "--incident", help="The server is down or wedged: go by the recorded baseline instead of a live one.")
 REASON = typer.Option("", "--reason", help="Why; kept in the journal.")
+EXPECT = typer.Option(
+    [], "--expect-change", metavar="NAME=CLASS",
+    help='A caller of the fleet file whose answers are meant to change, and to what: text, json, tool_call, "http 400". Repeatable.',
+)  # fmt: skip
+REVIEW = typer.Option("", "--review-by", metavar="YYYY-MM-DD", help="By when somebody must have looked at --expect-change again.")
+ALLOWANCE = typer.Option(
+    None, "--throughput-allowance", metavar="PCT",
+    help="Measure speed before and after; a loss above this fails. Off unless given here or in the fleet file: it is a load beside "
+    "live traffic, takes minutes, and says nothing on a machine that is busy with others.",
+)  # fmt: skip
 ATTENDED = typer.Option(
     False, "--attended", help="Somebody watches: hold what cannot be told, instead of reverting. [default: on a terminal]"
 )
@@ -47,7 +58,8 @@ def _desk(session: Session, path: str, deployment: str) -> Desk:
 
 def _wish(
     desk: Desk, session: Session, set_: list[str], unset: list[str], env: list[str], boot: float | None, stable: float | None,
-    lease: float, hold: float | None, incident: bool, reason: str, attended: bool,
+    lease: float, hold: float | None, incident: bool, reason: str, attended: bool, expect: list[str], review: str,
+    allowance: float | None,
 ) -> Wish:  # fmt: skip
     deployment = desk.deployment
     boot_s = boot or deployment.boot_deadline_s
@@ -55,18 +67,22 @@ def _wish(
                   lease_s=lease, hold_s=hold or deployment.hold_s)  # fmt: skip
     try:
         edits = (*(flags.parse_unset(text) for text in unset), *(flags.parse_set(text) for text in set_))
-        return Wish(edits, dict(flags.parse_env(text) for text in env), times, incident, attended or session.attended, reason)
-    except flags.EditError as error:
+        declared = agreed.parse(expect, review, deployment.caller)
+        return Wish(edits, dict(flags.parse_env(text) for text in env), times, incident, attended or session.attended, reason, declared,
+                    allowance)  # fmt: skip
+    except (flags.EditError, agreed.AgreedError) as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _plan_text(made: Plan) -> str:
+def _plan_text(made: Plan, desk: Desk) -> str:
     times = made.times
     digest = f"\nconfiguration {made.digest_before[:12]} -> {made.digest_after[:12]}" if made.digest_after else ""
+    seen = survey.told(made, desk.survey.unagreed(made))
+    callers = f"\n{seen}" if seen else ""
     same = "\nnote: the declared configuration stays the same" if made.digest_after and made.digest_after == made.digest_before else ""
     return (
-        f"{made.diff()}{digest}{same}\nevery service of the group stops and starts once; boot within {times.boot_s:g} s, steady for "
-        f"{times.stable_s:g} s; silence of {times.lease_s:g} s reverts\nplan {made.digest}"
+        f"{made.diff()}{digest}{same}{callers}\nevery service of the group stops and starts once; boot within {times.boot_s:g} s, "
+        f"steady for {times.stable_s:g} s; silence of {times.lease_s:g} s reverts\nplan {made.digest}"
     )
 
 
@@ -84,20 +100,23 @@ def _finished(session: Session, command: str, result: Result, as_json: bool) -> 
 def plan(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, set_: list[str] = SET, unset: list[str] = UNSET,
     env: list[str] = ENV, boot: float | None = BOOT, stable: float | None = STABLE, lease: float = LEASE, hold: float | None = HOLD,
-    incident: bool = INCIDENT, reason: str = REASON, as_json: bool = JSON,
+    incident: bool = INCIDENT, reason: str = REASON, expect: list[str] = EXPECT, review: str = REVIEW, allowance: float | None = ALLOWANCE,
+    as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Show what a change would do, for every service. Touches nothing."""
     session: Session = context.obj
     with _desk(session, fleet_path, deployment) as desk:
-        made = desk.plan(_wish(desk, session, set_, unset, env, boot, stable, lease, hold, incident, reason, False))
-        session.show(Answer("rollout plan", _plan_data(made), _plan_text(made)), as_json=as_json)
+        made = desk.plan(_wish(desk, session, set_, unset, env, boot, stable, lease, hold, incident, reason, False, expect, review,
+                               allowance))  # fmt: skip
+        session.show(Answer("rollout plan", _plan_data(made), _plan_text(made, desk)), as_json=as_json)
 
 
 @app.command()
 def apply(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, set_: list[str] = SET, unset: list[str] = UNSET,
     env: list[str] = ENV, boot: float | None = BOOT, stable: float | None = STABLE, lease: float = LEASE, hold: float | None = HOLD,
-    incident: bool = INCIDENT, reason: str = REASON, attended: bool = ATTENDED,
+    incident: bool = INCIDENT, reason: str = REASON, attended: bool = ATTENDED, expect: list[str] = EXPECT, review: str = REVIEW,
+    allowance: float | None = ALLOWANCE,
     yes: bool = typer.Option(False, "--yes", help="Do not ask."), dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Only plan."),
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
@@ -107,14 +126,14 @@ def apply(
     """
     session: Session = context.obj
     with _desk(session, fleet_path, deployment) as desk:
-        wish = _wish(desk, session, set_, unset, env, boot, stable, lease, hold, incident, reason, attended)
+        wish = _wish(desk, session, set_, unset, env, boot, stable, lease, hold, incident, reason, attended, expect, review, allowance)
         if dry_run:
             made = desk.plan(wish)
-            session.show(Answer("rollout apply", _plan_data(made), _plan_text(made)), as_json=as_json)
+            session.show(Answer("rollout apply", _plan_data(made), _plan_text(made, desk)), as_json=as_json)
             return
 
         def agree(made: Plan) -> bool:
-            session.talk(_plan_text(made))
+            session.talk(_plan_text(made, desk))
             return yes or (session.attended and typer.confirm("apply this?", err=True))
 
         _finished(session, "rollout apply", desk.apply(wish, agree), as_json)

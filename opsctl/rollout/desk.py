@@ -7,7 +7,7 @@ import getpass
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import msgspec
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
+from opsctl.callers.agreed import Agreed
+from opsctl.callers.foresee import flags_of
 from opsctl.rollout import flags, journal, lock, plan, target, verified
-from opsctl.rollout.checks import Check, Outcome, overall
+from opsctl.rollout.checks import Check, Outcome, overall, passed, run
 from opsctl.rollout.guard import Guard, Pager, known_exceptions
 from opsctl.rollout.journal import Journal, State
 from opsctl.rollout.pager import UrlPager
@@ -24,6 +26,7 @@ from opsctl.rollout.plan import Plan, Times
 from opsctl.rollout.probe import Api
 from opsctl.rollout.proof import Expectation, Proof, exceptions
 from opsctl.rollout.result import Result
+from opsctl.rollout.survey import Survey
 from opsctl.rollout.verified import Verified
 from opsctl.service.embedded import EmbeddedService
 from opsctl.service.manager import Lease, ServiceError, Unreachable
@@ -50,6 +53,8 @@ class Wish:
     incident: bool = False
     attended: bool = False
     reason: str = ""
+    agreed: Mapping[str, Agreed] = field(default_factory=dict)
+    allowance_pct: float | None = None
 
 
 def utc_now() -> str:
@@ -67,6 +72,7 @@ class Desk:
         self._waiter = waiter
         self._pager = pager or UrlPager(found.page.urls)
         self._api = Api(self.target.api, self.target.api_key)
+        self.survey = Survey(self.deployment, self.folder)
 
     def close(self) -> None:
         self._api.close()
@@ -95,7 +101,7 @@ class Desk:
             raise Refused(ExitCode.USAGE, str(error)) from error
         if problems:
             raise Refused(ExitCode.USAGE, "; ".join(problems))
-        return made
+        return self.survey.complete(made, wish.agreed, wish.allowance_pct)
 
     def status(self) -> dict[str, Any]:
         """Services, overrides, leases, the last rollout and the revert target, as data."""
@@ -149,7 +155,7 @@ class Desk:
             self._refuse_unfinished()
             return self._verify()
 
-    def _verify(self) -> tuple[Verified | None, tuple[Check, ...]]:
+    def _verify(self, allowance_pct: float | None = None) -> tuple[Verified | None, tuple[Check, ...]]:
         managers = self.target.managers
         commands = {m.name: plan.Command(found.argv, dict(found.env)) for m in managers for found in (m.command(),)}
         digest = plan.predict(managers[0], commands[managers[0].name].argv, {}) if self.target.speaks_digest else ""
@@ -159,9 +165,20 @@ class Desk:
         checks = tuple(proof.serving())
         if overall(checks) is not Outcome.passed:
             return None, checks
+        _, now = flags_of(commands[managers[0].name].argv)
+        seeing = Proof(self.target, expected, frozen, self._api, self._waiter, answer_s=120.0, scope=self.survey.bare(now, allowance_pct))
+        checks = (*checks, run("before", lambda: self._record(seeing, digest)))
+        if overall(checks) is not Outcome.passed:
+            return None, checks
         found = Verified(deployment=self.deployment.name, at_utc=utc_now(), digest=digest, services=commands, by="verify")
         verified.write(self.folder, found)
         return found, checks
+
+    def _record(self, proof: Proof, digest: str) -> Check:
+        found = proof.before(utc_now())
+        self.survey.keep(found, digest)
+        told = ", ".join(f"{name} {kind}" for name, kind in {**found.rungs, **found.classes}.items())
+        return passed("before", f"recorded what a change is held against: {told}", classes=found.classes, rungs=found.rungs)
 
     # Changing.
 
@@ -174,6 +191,7 @@ class Desk:
         with lock.held(self.folder, f"{getpass.getuser()}: apply"):
             self._refuse_unfinished()
             made = self.plan(wish)
+            self._refuse_unagreed(made)
             baseline = self._baseline(made)
             if not agree(made):
                 raise Refused(ExitCode.USAGE, "not agreed to; nothing was changed", "say yes, or give --yes")
@@ -182,7 +200,26 @@ class Desk:
             stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
             entry = self._journal(self.folder / f"{stamp}-{secrets.token_hex(3)}.jsonl")
             entry.write(State.planned, plan=made, known_exceptions=known_exceptions(self.target), by=getpass.getuser(), reason=wish.reason)
-            return self._guard(entry, baseline, wish.attended).apply()
+            self._page_overdue(made, entry.id)
+            return self._ended(self._guard(entry, baseline, wish.attended).apply(), entry)
+
+    def _refuse_unagreed(self, made: Plan) -> None:
+        """A change that a client is certain to see needs no restart to be known."""
+        found = self.survey.unagreed(made)
+        if found:
+            raise Refused(ExitCode.USAGE, "; ".join(found), "change those clients first, or say that it is agreed: "
+                          "--expect-change NAME=CLASS --review-by DATE (or expect_change in the fleet file)")  # fmt: skip
+
+    def _page_overdue(self, made: Plan, key: str) -> None:
+        found = self.survey.overdue(made, datetime.datetime.now(datetime.UTC).date())
+        if found:
+            page = self._pager.page(f"{self.deployment.name}: an agreed change is to be reviewed", "\n".join(found), key)
+            self._waiter.talk(f"{'; '.join(found)}: {'paged' if page.sent else f'no page went out: {page.reason}'}")
+
+    def _ended(self, result: Result, entry: Journal) -> Result:
+        if result.state is State.committed:
+            self.survey.committed(entry.plan, result, utc_now())
+        return result
 
     def _baseline(self, made: Plan) -> Verified:
         """The configuration to go back to. Raises Refused when there is none that is known to work."""
@@ -197,7 +234,7 @@ class Desk:
                               "a revert would not give back what was verified; restore that configuration first")  # fmt: skip
             return known
         self._waiter.talk("proving the baseline")
-        found, checks = self._verify()
+        found, checks = self._verify(made.allowance_pct)
         if found is None:
             bad = checks[-1]
             raise Refused(ExitCode.FOUND, f"the baseline is not green: {bad.name}: {bad.evidence}",
@@ -216,7 +253,8 @@ class Desk:
 
     def resume(self, *, attended: bool) -> Result:
         with lock.held(self.folder, f"{getpass.getuser()}: resume"):
-            return self._unfinished(attended).resume()
+            guard = self._unfinished(attended)
+            return self._ended(guard.resume(), guard.journal)
 
     def abort(self, why: str) -> Result:
         with lock.held(self.folder, f"{getpass.getuser()}: abort"):
@@ -243,7 +281,8 @@ class Desk:
             token=entry.id, ttl_s=entry.plan.times.lease_s, decision=str(entry.path.with_suffix(".decision")) if local else "",
             on_expiry=page if local else (),
         )  # fmt: skip
-        return Guard(self.target, entry, self._api, lease, baseline, self._pager, self._waiter, utc_now, attended)
+        return Guard(self.target, entry, self._api, lease, baseline, self._pager, self._waiter, utc_now, attended,
+                     scope=self.survey.scope(entry.plan))  # fmt: skip
 
 
 def _summary(entry: Journal) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from opsctl.rollout.keeper import Keeper
 from opsctl.rollout.probe import Api
 from opsctl.rollout.proof import Expectation, Proof
 from opsctl.rollout.result import Page, Result, without_service
+from opsctl.rollout.scope import Scope
 from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
 from opsctl.service import wait
@@ -47,7 +48,8 @@ class Turn(Exception):
 @dataclass
 class Guard:
     """One rollout. ``baseline`` is the revert target; ``utc`` gives the time for records; ``attended``: somebody
-    watches, so what cannot be told is held for them instead of being reverted."""
+    watches, so what cannot be told is held for them instead of being reverted; ``scope``: how far the proof looks beside
+    configuration and plain completions (a revert's never does)."""
 
     target: Target
     journal: Journal
@@ -58,6 +60,7 @@ class Guard:
     waiter: Waiter
     utc: Callable[[], str]
     attended: bool = False
+    scope: Scope | None = None
     _frozen: Mapping[str, Snapshot] = field(default_factory=dict)
     _checks: list[Check] = field(default_factory=list)
     _revert_checks: list[Check] = field(default_factory=list)
@@ -168,7 +171,7 @@ class Guard:
     def _prove(self) -> None:
         self.journal.write(State.proving, invocations={name: snapshot.invocation_id for name, snapshot in self._frozen.items()})
         self._checks.clear()
-        found = self._proof(self._expected)
+        found = self._proof(self._expected, self.scope)
         boot = found.boot(self._plan.times.boot_s)
         self._take(boot)
         for check in found.serving():
@@ -177,11 +180,11 @@ class Guard:
     def _soak(self) -> None:
         self.journal.write(State.soaking)
         self.waiter.talk(f"proven; watching it for {self._plan.times.stable_s:g} s")
-        self._take(self._proof(self._expected).steady(self._plan.times.stable_s))
+        self._take(self._proof(self._expected, self.scope).steady(self._plan.times.stable_s))
 
-    def _proof(self, expected: Expectation) -> Proof:
-        times = self._plan.times
-        return Proof(self.target, expected, self._frozen, self.api, self.waiter, answer_s=times.answer_s, first_answer=self._first_answer)
+    def _proof(self, expected: Expectation, scope: Scope | None = None) -> Proof:
+        return Proof(self.target, expected, self._frozen, self.api, self.waiter, answer_s=self._plan.times.answer_s,
+                     first_answer=self._first_answer, scope=scope)  # fmt: skip
 
     def _first_answer(self) -> None:
         self._moments.setdefault(self._answered, self._now())

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from opsctl.callers.agreed import Agreed
+from opsctl.callers.foresee import Foreseen
 from opsctl.rollout import flags
 from opsctl.service.manager import Override, ServiceError, ServiceManager
 
@@ -54,7 +56,8 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``digest_*``: the configuration digests that the engine itself predicts; empty where it cannot."""
+    """``digest_*``: the configuration digests that the engine itself predicts; empty where it cannot. ``agreed``: changes
+    of callers' answers that are declared; ``foreseen``: what flags tell of them; ``allowance_pct``: of throughput."""
 
     deployment: str
     edits: tuple[str, ...]
@@ -64,6 +67,9 @@ class Plan(msgspec.Struct, frozen=True):
     times: Times
     reason: str = ""
     incident: bool = False
+    agreed: dict[str, Agreed] = {}
+    foreseen: tuple[Foreseen, ...] = ()
+    allowance_pct: float | None = None
 
     @property
     def digest(self) -> str:

@@ -1,18 +1,25 @@
-"""Talking to the served API as a client: health, server information, counters, and a completion with a nonce."""
+"""Talking to the served API as a client: health, server information, counters, any request, a completion with a nonce."""
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 import re
 import secrets
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from opsctl.callers.request import prompt_sha
+from opsctl.rollout import reply
+from opsctl.rollout.reply import Reply
+
 _SHORT_S = 5.0
 _NONCE_TOKENS = 24
+OWN_RID = "opsctl-"
 _COUNTER = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})?\s+(?P<value>[-+.\deE]+)")
 
 
@@ -32,12 +39,16 @@ class Completion:
 
 
 class Api:
-    """Raises ApiError from every method."""
+    """An OpenAI-shaped API at ``base``. Raises ApiError from every method but ``ask``.
 
-    def __init__(self, base: str, key: str = "") -> None:
+    Each request for tokens bears a request id that begins with ``OWN_RID``, so that an access log tells it from clients'.
+    """
+
+    def __init__(self, base: str, key: str = "", user_agent: str = "") -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(base_url=base, headers=headers, trust_env=False)
-        self.base = base
+        headers |= {"User-Agent": user_agent} if user_agent else {}
+        self.base = base.rstrip("/").removesuffix("/v1")
+        self._client = httpx.Client(base_url=self.base, headers=headers, trust_env=False)
 
     def close(self) -> None:
         self._client.close()
@@ -55,16 +66,27 @@ class Api:
         except ApiError:
             return False
 
+    def info(self, routes: Sequence[str] = ("/server_info",)) -> dict[str, Any] | None:
+        """What the server tells of its settings, by the first route that it has; None when it has none of them."""
+        for route in routes:
+            response = self._get(route)
+            if response.status_code == 404:
+                continue
+            if response.status_code != 200:
+                raise ApiError(f"GET {self.base}{route}: HTTP {response.status_code}")
+            try:
+                found = response.json()
+            except ValueError as error:
+                raise ApiError(f"GET {self.base}{route}: not JSON: {error}") from error
+            if not isinstance(found, dict):
+                raise ApiError(f"GET {self.base}{route}: not an object")
+            return found
+        return None
+
     def server_info(self) -> dict[str, Any]:
-        response = self._get("/server_info")
-        if response.status_code != 200:
-            raise ApiError(f"GET {self.base}/server_info: HTTP {response.status_code}")
-        try:
-            found = response.json()
-        except ValueError as error:
-            raise ApiError(f"GET {self.base}/server_info: not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ApiError(f"GET {self.base}/server_info: not an object")
+        found = self.info()
+        if found is None:
+            raise ApiError(f"GET {self.base}/server_info: HTTP 404")
         return found
 
     def generated_tokens(self, names: tuple[str, ...]) -> float | None:
@@ -82,25 +104,42 @@ class Api:
     def complete(self, deadline_s: float) -> Completion:
         """An unconstrained greedy answer to a prompt that nobody has asked before."""
         prompt = f"Say the word {secrets.token_hex(6)} and count from one to five."
-        body = {
-            "model": self._model(), "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": _NONCE_TOKENS,
-        }  # fmt: skip
-        try:
-            response = self._client.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(deadline_s, connect=_SHORT_S))
-        except httpx.HTTPError as error:
-            raise ApiError(f"POST {self.base}/v1/chat/completions: {_why(error)}") from error
-        if response.status_code != 200:
-            raise ApiError(f"POST {self.base}/v1/chat/completions: HTTP {response.status_code}: {response.text[:300]}")
-        try:
-            found = response.json()
-            choice = found["choices"][0]
-            text = choice["message"]["content"] or choice["message"].get("reasoning_content") or ""
-            return Completion(text, choice["finish_reason"] or "", found.get("system_fingerprint") or "",
-                              hashlib.sha256(prompt.encode()).hexdigest()[:8], response.elapsed.total_seconds())  # fmt: skip
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ApiError(f"POST {self.base}/v1/chat/completions: not a chat completion: {error!r}") from error
+        body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": _NONCE_TOKENS}
+        found = self.ask({"model": self.model(), **body}, deadline_s)
+        if found.why or found.status != 200:
+            status = f"HTTP {found.status}: " if found.status not in (0, 200) else ""
+            raise ApiError(f"POST {self.base}/v1/chat/completions: {status}{found.why}")
+        return Completion(found.text, found.finish, found.fingerprint, prompt_sha(body), found.seconds)
 
-    def _model(self) -> str:
+    def ask(self, request: Mapping[str, Any], deadline_s: float) -> Reply:
+        """Send a body of either route, whole or streamed, as it is but for the model, which is filled in where it names
+        none. Whatever happens is in the reply."""
+        route = "/v1/chat/completions" if "messages" in request else "/v1/completions"
+        start = time.monotonic()
+        try:
+            body = dict(request) if request.get("model") else {**request, "model": self.model()}
+            headers = {"X-Request-Id": f"{OWN_RID}{secrets.token_hex(6)}"}
+            timeout = httpx.Timeout(deadline_s, connect=_SHORT_S)
+            with self._client.stream("POST", route, json=body, headers=headers, timeout=timeout) as response:
+                if response.status_code == 200 and body.get("stream"):
+                    found = reply.streamed(response.iter_lines())
+                    return dataclasses.replace(found, seconds=time.monotonic() - start)
+                content = response.read()
+                return reply.whole(response.status_code, content, time.monotonic() - start)
+        except httpx.HTTPError as error:
+            return Reply(0, seconds=time.monotonic() - start, why=_why(error))
+        except ApiError as error:
+            return Reply(0, seconds=time.monotonic() - start, why=str(error))
+
+    def context_length(self) -> int:
+        """In tokens, as /v1/models tells it; 0 when it does not."""
+        try:
+            found = json.loads(self._get("/v1/models").text)["data"][0]
+            return int(found.get("max_model_len") or 0)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return 0
+
+    def model(self) -> str:
         response = self._get("/v1/models")
         try:
             return str(json.loads(response.text)["data"][0]["id"])
@@ -110,17 +149,3 @@ class Api:
 
 def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def degenerate(text: str) -> str:
-    """Why this text is no answer; empty when it may be one.
-
-    A judge of form alone: nothing, or one character over and over, which is what logits that are not numbers decode
-    to. It cannot see fluent nonsense, and it lets undecodable bytes pass, since a model of random weights writes them.
-    """
-    stripped = text.strip()
-    if not stripped:
-        return "the answer is empty"
-    if len(stripped) >= 16 and len(set(stripped)) == 1 and stripped[0] != "\ufffd":
-        return f"the answer is one character, {stripped[0]!r}, {len(stripped)} times"
-    return ""

@@ -14,9 +14,13 @@ from pathlib import PurePosixPath
 from engine import blackbox
 from monitors import engines
 from opsctl.rollout import checks, flags
+from opsctl.rollout.before import Before
 from opsctl.rollout.checks import Check, Outcome
+from opsctl.rollout.comparison import Comparison
 from opsctl.rollout.plan import Command
-from opsctl.rollout.probe import Api, ApiError, Completion, degenerate
+from opsctl.rollout.probe import Api, ApiError, Completion
+from opsctl.rollout.reply import Reply, degenerate
+from opsctl.rollout.scope import Scope
 from opsctl.rollout.target import Member, Target
 from opsctl.rollout.traces import exception, tracebacks
 from opsctl.rollout.watch import Watch
@@ -38,15 +42,20 @@ class Expectation:
 
 
 class Proof:
-    """Checks of one start of a group. ``first_answer`` is called after the first good completion."""
+    """Checks of one start of a group. ``first_answer`` is called after the first good completion. With a ``scope`` the
+    clients, the greedy answers and the speed are looked at too; a revert is proven without, by its configuration and a
+    plain completion, so that it is quick and sends nobody's request."""
 
     def __init__(
         self, target: Target, expected: Expectation, frozen: Mapping[str, Snapshot], api: Api, waiter: Waiter,
-        *, answer_s: float, first_answer: Callable[[], None] = lambda: None,
+        *, answer_s: float, first_answer: Callable[[], None] = lambda: None, scope: Scope | None = None,
     ) -> None:  # fmt: skip
         self._target, self._expected, self._frozen, self._api = target, expected, frozen, api
         self._waiter, self._answer_s, self._first_answer = waiter, answer_s, first_answer
         self._watch = Watch(target.managers, frozen, waiter)
+        self._comparison = (
+            Comparison(target, frozen, api, self._watch, waiter, scope, answer_s=answer_s, faulty=self._faulty) if scope else None
+        )
 
     def boot(self, deadline_s: float) -> Check:
         """Every service active and the API healthy, within the deadline."""
@@ -69,6 +78,12 @@ class Proof:
             yield found
             if found.outcome is not Outcome.passed and found.outcome is not Outcome.inconclusive:
                 return
+        yield from self._comparison.checks() if self._comparison else ()
+
+    def before(self, at_utc: str) -> Before:
+        """What this start is like, for a later comparison. Needs a scope. Raises ApiError, Crash, Deadline, ServiceError."""
+        assert self._comparison is not None
+        return self._comparison.before(at_utc)
 
     def steady(self, window_s: float) -> Check:
         """No restart and only good completions for the whole window."""
@@ -156,17 +171,22 @@ class Proof:
 
     def _check_answer(self, answer: Completion) -> None:
         """Raises ApiError when it is not a good one."""
-        why = degenerate(answer.text)
+        why = degenerate(answer.text) or self._wrong(answer.finish, answer.fingerprint)
         if why:
             raise ApiError(f"a completion of this start: {why}")
-        if answer.finish not in ("stop", "length"):
-            raise ApiError(f"a completion of this start: finish_reason is {answer.finish or 'missing'!r}")
+
+    def _faulty(self, reply: Reply) -> str:
+        return self._wrong(reply.finish, reply.fingerprint)
+
+    def _wrong(self, finish: str, fingerprint: str) -> str:
+        """Why an answer is not one that this start gives; empty when it is."""
+        if finish not in ("stop", "length", "tool_calls"):
+            return f"finish_reason is {finish or 'missing'!r}"
         if self._target.speaks_digest:
             allowed = {f"lb-{self._expected.digest[:12]}-{snapshot.invocation_id[:8]}" for snapshot in self._frozen.values()}
-            if answer.fingerprint not in allowed:
-                raise ApiError(
-                    f"a completion of this start: system_fingerprint is {answer.fingerprint!r}, not {' or '.join(sorted(allowed))}"
-                )
+            if fingerprint not in allowed:
+                return f"system_fingerprint is {fingerprint!r}, not {' or '.join(sorted(allowed))}"
+        return ""
 
     def _completion(self) -> Check:
         """A nonce that nobody asked before: answered by this configuration, in this log, on these counters."""

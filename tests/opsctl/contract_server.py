@@ -8,6 +8,12 @@
     --crash-exit N       with this status
     --crash-sequential   it dies at its first completion when --disable-overlap-schedule is set
     --garbage            healthy, and every answer is one character
+    --scrambled          healthy, and every answer is fluent and not the model's
+    --text-for WORD      JSON asked for with this word in the prompt is answered in prose
+    --no-tools           no tool is ever called
+    --no-stream          a stream is cut off before its end
+    --most-prompt N      a prompt of more characters is answered 500
+    --slow-s S           every answer takes so long
     --deaf               healthy, and no completion is ever answered
     --split-rank N       rank N runs with another configuration
     --no-box N           rank N keeps no black box
@@ -37,17 +43,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine import blackbox, config
 
+GRAMMAR_OFF = (
+    "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported "
+    "when the server is launched with --grammar-backend none"
+)
 INVOCATION = os.environ.get("INVOCATION_ID", "0" * 32)
 
 
 def troubles(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--fail-at-boot", "--never-ready", "--crash-sequential", "--garbage", "--deaf"):
+    for flag in ("--fail-at-boot", "--never-ready", "--crash-sequential", "--garbage", "--deaf", "--scrambled",
+                 "--no-tools", "--no-stream"):  # fmt: skip
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--crash-after", type=int, default=0)
     parser.add_argument("--crash-exit", type=int, default=1)
     parser.add_argument("--split-rank", type=int, default=-1)
     parser.add_argument("--no-box", type=int, default=-1)
+    parser.add_argument("--text-for", default="\0")
+    parser.add_argument("--most-prompt", type=int, default=1 << 30)
+    parser.add_argument("--slow-s", type=float, default=0.0)
     parser.add_argument("--poison", default="")
     parser.add_argument("--dies-of", default="")
     return parser.parse_known_args(args)
@@ -69,7 +83,7 @@ class Served:
         self.completions = 0
         self.tokens = 0
 
-    def complete(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def complete(self, body: dict[str, Any], rid: str, caller: str) -> tuple[int, dict[str, Any]]:
         trouble = self.trouble
         with self.lock:
             self.completions += 1
@@ -79,21 +93,41 @@ class Served:
         sequential = trouble.crash_sequential and self.settings.scheduler.disable_overlap_schedule
         if sequential or (trouble.crash_after and number >= trouble.crash_after):
             die(trouble.crash_exit)
+        time.sleep(trouble.slow_s)
         prompt = next(m["content"] for m in reversed(body["messages"]) if m["role"] == "user")
-        shape = (body.get("response_format") or {}).get("type", "text")
-        refused = shape != "text" and self.settings.grammar.backend == "none"
-        status = 400 if refused else 200
+        forced = isinstance(body.get("tool_choice"), dict)
+        shape = "tool" if body.get("tools") else "json" if "response_format" in body else "text"
+        refused = (shape == "json" or forced) and self.settings.grammar.backend == "none"
+        status = 400 if refused else 500 if len(prompt) > trouble.most_prompt else 200
         sha = hashlib.sha256(prompt.encode()).hexdigest()[:8]
-        print(f"req rid=r{number} caller=test shape={shape} prompt_sha={sha} status={status} in=5 out=7 finish=stop", flush=True)
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        rid = rid or f"r{number}"
+        print(f"[{now}] req rid={rid} caller={caller} shape={shape} prompt_sha={sha} status={status} in=5 out=7 finish=stop", flush=True)
         if refused:
-            return 400, {"error": {"message": "Grammar-based generation is not supported"}}
+            return 400, {"error": {"message": GRAMMAR_OFF, "type": "invalid_request_error", "param": None, "code": "grammar_disabled"}}
+        if status == 500:
+            return 500, {"error": {"message": "the prompt does not fit"}}
         with self.lock:
-            self.tokens += 7
-        text = "!" * 24 if trouble.garbage else f"One, two, three. I was asked {len(prompt)} characters."
+            self.tokens += 12
+        message: dict[str, Any] = {"role": "assistant", "content": self.text(prompt, shape)}
+        if forced and not trouble.no_tools:
+            function = {"name": body["tools"][0]["function"]["name"], "arguments": '{"yes": true}'}
+            call = {"id": "c1", "type": "function", "function": function}
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
         return 200, {
-            "model": "contract", "system_fingerprint": f"lb-{self.settings.digest[:12]}-{INVOCATION[:8]}",
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+            "id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": "contract",
+            "system_fingerprint": f"lb-{self.settings.digest[:12]}-{INVOCATION[:8]}",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
         }  # fmt: skip
+
+    def text(self, prompt: str, shape: str) -> str:
+        if self.trouble.garbage:
+            return "!" * 24
+        if shape == "json" and self.trouble.text_for not in prompt:
+            return '{"colour": "red"}'
+        text = f"One, two, three. I was asked {len(prompt)} characters."
+        return text[::-1] if self.trouble.scrambled else text
 
     def info(self) -> dict[str, Any]:
         ranks = [{"rank": rank, "dp": 0, "pp": 0, "tp": rank, "ep": 0, "node": self.settings.node_of(rank), "pid": os.getpid(),
@@ -121,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self._json(200, {})
         elif self.path == "/v1/models":
-            self._json(200, {"data": [{"id": "contract"}]})
+            self._json(200, {"data": [{"id": "contract", "max_model_len": 512}]})
         elif self.path == "/server_info":
             self._json(200, self.served.info())
         elif self.path == "/metrics":
@@ -131,7 +165,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._json(*self.served.complete(body))
+        sender = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers.get("User-Agent", "")
+        status, answer = self.served.complete(body, self.headers.get("X-Request-Id", ""), hashlib.sha256(sender.encode()).hexdigest()[:8])
+        if status == 200 and body.get("stream"):
+            self._stream(answer)
+        else:
+            self._json(status, answer)
+
+    def _stream(self, answer: dict[str, Any]) -> None:
+        choice = answer["choices"][0]
+        pieces = [{"delta": {"content": word}, "finish_reason": None} for word in choice["message"]["content"].split(" ")]
+        pieces.append({"delta": {}, "finish_reason": choice["finish_reason"]})
+        events = [json.dumps({**answer, "object": "chat.completion.chunk", "choices": [{"index": 0, **piece}]}) for piece in pieces]
+        events += [] if self.served.trouble.no_stream else ["[DONE]"]
+        self._text(200, "".join(f"data: {event}\n\n" for event in events))
 
     def _json(self, status: int, body: dict[str, Any]) -> None:
         self._text(status, json.dumps(body))

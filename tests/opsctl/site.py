@@ -79,10 +79,10 @@ class Ran:
 
 
 class Site:
-    """``nodes`` services form one tensor-parallel group of as many ranks."""
+    """``nodes`` services form one tensor-parallel group of as many ranks; ``fleet`` is more of the fleet file."""
 
-    def __init__(self, folder: Path, *, nodes: int = 1, args: Sequence[str] = (), definition: str = "") -> None:
-        self.folder, self.nodes = folder, nodes
+    def __init__(self, folder: Path, *, nodes: int = 1, args: Sequence[str] = (), definition: str = "", fleet: str = "") -> None:
+        self.folder, self.nodes, self.fleet = folder, nodes, fleet
         self.port = free_port()
         self.pages = Pages()
         self.names = [f"node{rank}" for rank in range(nodes)]
@@ -108,7 +108,7 @@ class Site:
             services += f"[[deployment.d.node.service]]\nunit = '{name}'\nranks = [{rank}]\nlog = 'log/{name}.log'\n"
         (self.folder / "fleet.toml").write_text(
             f"[deployment.d]\nengine = 'lastbatch'\napi = 'http://127.0.0.1:{self.port}'\nservice = 'embedded'\nstable_s = 0.3\n"
-            f"[[deployment.d.node]]\nname = 'a'\n{services}[page]\nurls = ['{page_url or self.pages.url}']\n"
+            f"[[deployment.d.node]]\nname = 'a'\n{services}{self.fleet}\n[page]\nurls = ['{page_url or self.pages.url}']\n"
         )
 
     @property

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from opsctl.rollout.probe import Api, ApiError, degenerate
+from opsctl.rollout.probe import Api, ApiError
+from opsctl.rollout.reply import degenerate
 
 
 @pytest.mark.parametrize(
