@@ -234,7 +234,7 @@ def _recorder(pid: int) -> dict[str, Any]:
     pipe = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
     remedy = "start the ranks with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/run/NAME/fr_pipe_"
     if not env:
-        return _row(name, None, "the process's environment cannot be read (its title covers it, or it is another user's)", remedy)
+        return _row(name, None, "neither the environment of the process nor that of a parent can be read", remedy)
     if not pipe or env.get("TORCH_NCCL_TRACE_BUFFER_SIZE", "0") == "0":
         return _row(name, None, "not enabled", remedy)
     found = sorted(str(path) for path in Path(pipe).parent.glob(f"{Path(pipe).name}*"))
@@ -284,9 +284,14 @@ def _children(where: str | Path) -> list[Path]:
 
 
 def _environ(pid: int) -> dict[str, str]:
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-        return dict(word.split("=", 1) for word in words if "=" in word)
+    """Of a process, or, where its title covers it, of the nearest parent that shows one: it was inherited from there."""
+    for _ in range(8):
+        words = _text(f"/proc/{pid}/environ").split("\0")
+        found = dict(word.split("=", 1) for word in words if re.match(r"[A-Za-z_]\w*=", word))
+        parent = re.search(r"^PPid:\s*(\d+)", _text(f"/proc/{pid}/status"), re.M)
+        if "PATH" in found or parent is None or int(parent[1]) <= 1:
+            return found
+        pid = int(parent[1])
     return {}
 
 

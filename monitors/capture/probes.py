@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monitors.capture import device
-from monitors.capture.manifest import Writer, utc
+from monitors.capture import device, nccl
+from monitors.capture.manifest import Outcome, Writer, utc
 from monitors.capture.redact import Policy, Redaction, redact
 from monitors.engines import Dialect
 from monitors.fleet import Deployment, Node, Service
@@ -306,6 +306,33 @@ def _kernel(f: Field, deadline_s: float) -> None:
     _on_nodes(f, take)
 
 
+def _nccl(f: Field, deadline_s: float) -> None:
+    def take(node: Node) -> None:
+        ranks = {who: pid for who, pid in f.pids.get(node.name, {}).items() if who.isdigit()}
+        if not ranks:
+            f.writer.miss("flight_recorder", "skipped", "no rank is known on this node", node=node.name)
+            return
+        remote, start = f.remotes[node.name], utc()
+        dumps = nccl.flight(remote, ranks, deadline_s=deadline_s / 2)
+        for who in ranks:
+            row = (dumps.value or {}).get(who, {"reason": dumps.reason, "enabled": True})
+            if "data" in row:
+                note = f"{row['of']}, {row['seconds']:.2f} s after it was asked for"
+                f.writer.add(f"fr-{who}.bin", row["data"], probe="flight_recorder", start=start, node=node.name, rank=int(who), note=note)
+            else:
+                how: Outcome = "failed" if row["enabled"] else "skipped"
+                f.writer.miss("flight_recorder", how, row["reason"], start=start, node=node.name, rank=int(who))
+        start = utc()
+        said = nccl.ras(remote, ranks, deadline_s=deadline_s / 2)
+        row = said.value or {"reason": said.reason, "enabled": True}
+        if "text" in row:
+            f.add_text(f"ncclras.{node.name}.txt", row["text"], probe="ras", start=start, node=node.name, note=row["address"])
+        else:
+            f.writer.miss("ras", "failed" if row["enabled"] else "skipped", row["reason"], start=start, node=node.name)
+
+    _on_nodes(f, take)
+
+
 def _core_dump(f: Field, deadline_s: float) -> None:
     if not f.core_dump:
         f.writer.miss("cuda_core_dump", "skipped", "not asked for: it halts the device while it writes")
@@ -351,6 +378,7 @@ PROBES: Sequence[Probe] = (
     Probe("process", 8.0, 0.5, _processes),
     Probe("stacks", 15.0, 1.0, _stacks),
     Probe("stacks_again", 15.0, 4.0, _stacks_again),
+    Probe("nccl", 14.0, 2.0, _nccl),
     Probe("stacks_native", 30.0, 12.0, _stacks_native),
     Probe("kernel", 5.0, 0.5, _kernel),
     Probe("cuda_core_dump", 60.0, 10.0, _core_dump),

@@ -99,7 +99,9 @@ def advance(memory: Memory, sample: Sample, limits: Limits) -> tuple[Memory, Jud
     """The state after one more sample."""
     fresh = memory.seen_s is None or sample.invocation != memory.invocation
     if fresh:
-        memory = Memory(memory.state, memory.since_s, invocation=sample.invocation)
+        # A server that was started again between two looks has not inherited its predecessor's stall.
+        state = State.unknown if memory.state is State.stalled else memory.state
+        memory = Memory(state, memory.since_s, invocation=sample.invocation)
     looked = 0.0 if memory.seen_s is None else min(sample.mono_s - memory.seen_s, _LONGEST_LOOK_S)
     held = sample.held or 0.0
     same = not fresh and sample.work == memory.work

@@ -72,6 +72,17 @@ def test_a_new_invocation_begins_anew() -> None:
     assert State.stalled not in {j.state for j in drive(samples)}
 
 
+def test_a_stalled_server_that_was_started_again_between_two_looks_has_not_inherited_the_stall() -> None:
+    wedged = work(9, 60, moving=False)
+    again = [replace(sample, invocation="next") for sample in work(1, 20, at=wedged[-1].mono_s + 0.5)]
+    memory, book, decisions = Memory(), Book(), []
+    for sample in (*wedged, *again):
+        memory, judgement = advance(memory, sample, LIMITS)
+        book, decision = incidents.decide(book, judgement, sample, sample.mono_s)
+        decisions.append(decision)
+    assert [one for one in decisions if one is not Decision.none] == [Decision.declare_wedge, Decision.restarted]
+
+
 def test_steps_that_end_but_far_slower_than_their_past_are_slow_and_no_stall() -> None:
     fast = work(0, 200, every_s=0.5)
     slow = [Sample(100 + i, 2, 200 + i // 10, "inv", steps=200 + i // 10) for i in range(400)]
