@@ -27,6 +27,8 @@ from opsctl.playbooks.cli import app as playbook_app
 from opsctl.playbooks.document import PlaybookError
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
+from opsctl.runbooks.cli import app as runbook_app
+from opsctl.runbooks.cli import approve
 from opsctl.service.cli import app as service_app
 from opsctl.service.manager import Locked, ServiceError, Unreachable
 from opsctl.watch import watch
@@ -42,6 +44,8 @@ app.add_typer(service_app, name="service")
 app.add_typer(bundle_app, name="bundle")
 app.add_typer(incident_app, name="incident")
 app.add_typer(playbook_app, name="playbook")
+app.add_typer(runbook_app, name="runbook")
+app.command()(approve)
 app.add_typer(load_app, name="load")
 app.command()(demo)
 app.command()(watch)

@@ -1,0 +1,105 @@
+"""Agreement that one command waits for and another gives: ``opsctl approve``.
+
+A request is one file in the state folder. It says what is to be done, why nobody could be asked, and until when it is
+waited for; whoever agrees writes his name into it. A request whose asker is gone, or whose time is up, is told so.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from monitors import fleet
+
+
+class Request(msgspec.Struct):
+    """``answer`` is "" while it waits, then granted or refused, by ``by``."""
+
+    id: str
+    deployment: str
+    kind: str
+    what: str
+    asked_by: str
+    pid: int
+    pid_started: str
+    until_unix_s: float
+    answer: str = ""
+    by: str = ""
+
+    def waits(self, now_unix_s: float) -> bool:
+        return not self.answer and now_unix_s < self.until_unix_s and _started(self.pid) == self.pid_started
+
+
+class NoSuchRequest(ValueError):
+    """There is none of this name that still waits; the text says which do."""
+
+
+class Approvals:
+    """The requests of one state folder."""
+
+    def __init__(self, env: Mapping[str, str], now: Callable[[], float] = time.time) -> None:
+        self._folder = fleet.state_root(env) / "approvals"
+        self._now = now
+
+    def waiting(self) -> list[Request]:
+        found = [self._read(path) for path in sorted(self._folder.glob("*.json"))]
+        return [one for one in found if one is not None and one.waits(self._now())]
+
+    def answer(self, name: str, *, granted: bool) -> Request:
+        """Raises NoSuchRequest."""
+        request = next((one for one in self.waiting() if one.id == name), None)
+        if request is None:
+            known = ", ".join(one.id for one in self.waiting())
+            raise NoSuchRequest(f"nothing called {name} waits for an approval; {f'there is {known}' if known else 'nothing waits'}")
+        request.answer, request.by = "granted" if granted else "refused", getpass.getuser()
+        self._write(request)
+        return request
+
+    def ask(self, deployment: str, kind: str, what: str, wait_s: float, talk: Callable[[str], None], poll_s: float = 0.2) -> str:
+        """Wait until somebody answers, at most ``wait_s``. Returns who agreed, empty when nobody did."""
+        if wait_s <= 0:
+            return ""
+        pid = os.getpid()
+        request = Request(secrets.token_hex(3), deployment, kind, what, getpass.getuser(), pid, _started(pid), self._now() + wait_s)
+        self._write(request)
+        talk(f"    waits at most {wait_s:g} s for: opsctl approve {request.id}")
+        until = time.monotonic() + wait_s
+        path = self._path(request.id)
+        try:
+            while time.monotonic() < until:
+                found = self._read(path)
+                if found is not None and found.answer:
+                    return f"{found.by} by opsctl approve" if found.answer == "granted" else ""
+                time.sleep(poll_s)
+            return ""
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def _read(self, path: Path) -> Request | None:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Request)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _write(self, request: Request) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = self._folder / f".{request.id}.new"
+        scratch.write_bytes(msgspec.json.encode(request))
+        scratch.replace(self._path(request.id))
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks since boot (proc(5)), empty when there is none: a pid alone may be another's by now."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -1,0 +1,207 @@
+"""Going through a runbook step by step: each command is shown, agreed to where it must be, run under its deadline, and kept.
+
+It ends at the first step that does not go as it should, or that nobody agrees to: what comes after leans on it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from monitors.capture.redact import redact
+from monitors.exit_codes import ExitCode
+from opsctl import commandline
+from opsctl.playbooks.actions import executable
+from opsctl.playbooks.process import Ran
+from opsctl.runbooks.document import Runbook, Step
+
+_KEPT_CHARACTERS = 8_000
+_TOLD = (ExitCode.REVERTED, ExitCode.STUCK, ExitCode.HELD, ExitCode.LOCKED, ExitCode.UNREACHABLE)
+"""Exit codes of a step that say more than that it failed: the run ends with the same."""
+
+
+class Choice(StrEnum):
+    run = "run"
+    skip = "skip"
+    quit = "quit"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done with a step. ``command`` differs from the runbook's where somebody edited it; ``by`` says who agreed."""
+
+    choice: Choice
+    command: str = ""
+    by: str = ""
+    why: str = ""
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """``outcome``: passed, failed, skipped, held (nobody agreed), interrupted, or left (by the person before it). ``said`` is redacted."""
+
+    name: str
+    section: str
+    command: str
+    outcome: str
+    edited: bool = False
+    began_utc: str = ""
+    seconds: float = 0.0
+    exit_code: int | None = None
+    approved_by: str = ""
+    why: str = ""
+    said: str = ""
+
+
+class RunRecord(msgspec.Struct):
+    """One run of a runbook. ``outcome``: done, failed, held, interrupted; empty while it goes on."""
+
+    id: str
+    runbook: str
+    deployment: str
+    by: str
+    began_utc: str
+    bundle: str = ""
+    steps: list[StepRecord] = []
+    outcome: str = ""
+    ended_utc: str = ""
+
+    @property
+    def fidelity(self) -> float | None:
+        """The share of the steps that ran which ran as they stand. None when none ran."""
+        ran = [step for step in self.steps if step.outcome in ("passed", "failed", "interrupted")]
+        return sum(not step.edited for step in ran) / len(ran) if ran else None
+
+
+class Decider(Protocol):
+    """Who says what is done with the next step: a person at the terminal, or what the command line allowed."""
+
+    def decide(self, step: Step, command: str, missing: tuple[str, ...]) -> Decision: ...
+
+
+@dataclass
+class Run:
+    """``values`` fills the variables in; a bundle that a step makes becomes $BUNDLE where none was given, else $SECOND."""
+
+    runbook: Runbook
+    decider: Decider
+    execute: Callable[[list[str], float], Ran]
+    keep: Callable[[RunRecord], None]
+    talk: Callable[[str], None]
+    utc: Callable[[], str]
+    values: dict[str, str] = field(default_factory=dict)
+
+    def go(self, record: RunRecord) -> ExitCode:
+        code = ExitCode.DONE
+        for at, step in enumerate(self.runbook.steps, 1):
+            self.talk(f"\n[{at}/{len(self.runbook.steps)}] {step.section}: {step.name}")
+            try:
+                found = self._one(step)
+            except KeyboardInterrupt:
+                found, code = _left(step, "interrupted"), ExitCode.INTERRUPTED
+            record.steps.append(found)
+            record.bundle = self.values.get("BUNDLE", "")
+            self.talk(f"    {found.outcome}{f': {found.why}' if found.why else ''}{f' ({found.seconds:.1f} s)' if found.seconds else ''}")
+            if found.outcome == "failed":
+                code = ExitCode(found.exit_code) if found.exit_code in _TOLD else ExitCode.FOUND
+            elif found.outcome == "held":
+                code = ExitCode.HELD
+            elif found.outcome in ("interrupted", "left"):
+                code = ExitCode.INTERRUPTED
+            self.keep(record)
+            if code is not ExitCode.DONE:
+                break
+        ends = {ExitCode.DONE: "done", ExitCode.HELD: "held", ExitCode.INTERRUPTED: "interrupted"}
+        record.outcome, record.ended_utc = ends.get(code, "failed"), self.utc()
+        self.keep(record)
+        return code
+
+    def _one(self, step: Step) -> StepRecord:
+        missing = tuple(name for name in step.variables if name not in self.values)
+        shown = step.command if missing else shlex.join(commandline.filled(step.command, self.values))
+        self.talk(f"    $ {shown}    (at most {step.deadline_s:g} s)")
+        decision = self.decider.decide(step, shown, missing)
+        if decision.choice is Choice.quit:
+            return _left(step, "left", "left here")
+        if decision.choice is Choice.skip:
+            return _left(
+                step, "held" if step.approval and not decision.why else "skipped", decision.why or f"needs approval: {step.approval}"
+            )
+        command = decision.command or shown
+        words = commandline.filled(command, self.values)
+        began = self.utc()
+        ran = self.execute(executable(words), step.deadline_s)
+        self._note_bundle(ran.said)
+        said, _ = redact(ran.said[-_KEPT_CHARACTERS:], "runbook.log")
+        good = ran.code in step.expects
+        return StepRecord(step.name, step.section, command, "passed" if good else "failed", edited=command != shown, began_utc=began,
+                          seconds=round(ran.seconds, 3), exit_code=ran.code, approved_by=decision.by, why="" if good else ran.ending,
+                          said=said)  # fmt: skip
+
+    def _note_bundle(self, said: str) -> None:
+        for word in re.findall(r"/[^\s\"']+", said):
+            if (Path(word) / "manifest.json").is_file():
+                self.values.setdefault("BUNDLE" if self.values.get("BUNDLE", word) == word else "SECOND", word)
+
+
+def _left(step: Step, outcome: str, why: str = "") -> StepRecord:
+    return StepRecord(step.name, step.section, step.command, outcome, why=why)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Nobody is there to ask: what needs no approval runs, what needs one runs when its kind was approved, ``skip`` is left out,
+    and so is a step with a variable that has no value."""
+
+    approvals: frozenset[str]
+    skip: frozenset[str]
+    by: str
+    wait: Callable[[Step, str], str] = lambda step, command: ""
+
+    def decide(self, step: Step, command: str, missing: tuple[str, ...]) -> Decision:
+        if step.name in self.skip:
+            return Decision(Choice.skip, why="left out by --skip")
+        if missing:
+            return Decision(Choice.skip, why=f"no value for {', '.join(f'${name}' for name in missing)}; give --with {missing[0]}=...")
+        if not step.approval:
+            return Decision(Choice.run, by="-")
+        if step.approval in self.approvals:
+            return Decision(Choice.run, by=f"{self.by} by --approve")
+        granted = self.wait(step, command)
+        return Decision(Choice.run, by=granted) if granted else Decision(Choice.skip)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A person at the terminal. ``ask`` puts a question and returns the line that was typed."""
+
+    ask: Callable[[str], str]
+    by: str
+    approvals: Mapping[str, str]
+    values: dict[str, str]
+
+    def decide(self, step: Step, command: str, missing: tuple[str, ...]) -> Decision:
+        for name in missing:
+            given = self.ask(f"    ${name} (empty: skip the step): ").strip()
+            if not given:
+                return Decision(Choice.skip, why=f"no value for ${name}")
+            self.values[name] = given
+        if missing:
+            command = shlex.join(commandline.filled(step.command, self.values))
+        who = f"  needs approval of {self.approvals[step.approval]}: running it says that you have it\n" if step.approval else ""
+        while True:
+            key = self.ask(f"{who}    [r]un, [s]kip, [e]dit or [q]uit: ").strip().lower()[:1]
+            if key == "r":
+                return Decision(Choice.run, command=command if missing else "", by=f"{self.by} at the terminal" if step.approval else "-")
+            if key == "s":
+                return Decision(Choice.skip, why="skipped by hand")
+            if key == "q":
+                return Decision(Choice.quit)
+            if key == "e" and (edited := self.ask("    $ ").strip()):
+                return Decision(Choice.run, command=edited, by=f"{self.by} at the terminal" if step.approval else "-")

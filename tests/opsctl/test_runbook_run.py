@@ -1,0 +1,193 @@
+"""Runbooks as commands: read, checked, gone through with what nobody agreed to left undone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl import cli
+from opsctl.approvals import Approvals
+
+FLEET = """[deployment.flash]
+engine = "lastbatch"
+api = "http://127.0.0.1:9"
+service = "embedded"
+[[deployment.flash.node]]
+name = "a"
+[[deployment.flash.node.service]]
+unit = "flash"
+ranks = [0]
+log = "/dev/null"
+command = ["true"]
+"""
+BOOK = """---
+class: hang_stopped
+severity: page
+summary: One process is stopped.
+approvals:
+  continue: on-call
+---
+
+# Stopped
+The process is $PID.
+
+## Evidence first
+```sh {{name=look deadline=20s expects=0}}
+opsctl runbook list --fleet "$FLEET"
+```
+
+## Restore service
+```sh {{name=go-on deadline=10s expects=0 approval=continue}}
+kill -{signal} "$PID"
+```
+
+## Confirm
+```sh {{name=confirm deadline=20s expects=0}}
+opsctl version
+```
+"""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    (tmp_path / "runbooks").mkdir()
+    (tmp_path / "runbooks" / "stopped.md").write_text(BOOK.format(signal="TERM"))
+    yield tmp_path
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def opsctl(site: Path, *words: str, typed: str | None = None) -> tuple[int, Any, str]:
+    out, err = io.StringIO(), io.StringIO()
+    env = {**os.environ, "XDG_STATE_HOME": str(site / "state")}
+    stdin = io.StringIO() if typed is None else Terminal(typed)
+    code = cli.main([*words, "--fleet", str(site / "fleet.toml"), "--json"], env, stdin=stdin, stdout=out, stderr=err)
+    return code, json.loads(out.getvalue()), err.getvalue()
+
+
+def test_without_an_approval_what_needs_it_is_left_undone_and_so_is_what_follows(site: Path, victim: subprocess.Popen[bytes]) -> None:
+    code, answer, _ = opsctl(site, "runbook", "run", "stopped", "--yes", "--with", f"PID={victim.pid}")
+    assert code == 5
+    assert [step["outcome"] for step in answer["data"]["steps"]] == ["passed", "held"]
+    assert victim.poll() is None
+
+
+def test_with_the_approval_every_step_runs_and_the_record_is_kept_beside_the_bundle(site: Path, victim: subprocess.Popen[bytes]) -> None:
+    (site / "bundle").mkdir()
+    code, answer, err = opsctl(site, "runbook", "run", "stopped", "--yes", "--with", f"PID={victim.pid}", "--approve", "continue",
+                               "--bundle", str(site / "bundle"))  # fmt: skip
+    assert code == 0, err
+    assert victim.wait(10) == -15
+    data = answer["data"]
+    assert data["outcome"] == "done" and data["fidelity"] == 1.0
+    assert data["steps"][1]["approved_by"].endswith("by --approve")
+    kept = json.loads(next((site / "bundle").glob("runbook-*.json")).read_text())
+    assert kept["steps"] == data["steps"] == json.loads(Path(data["record"]).read_text())["steps"]
+
+
+def test_a_step_whose_variable_has_no_value_is_left_out_and_named(site: Path) -> None:
+    code, answer, _ = opsctl(site, "runbook", "run", "stopped", "--yes", "--approve", "continue")
+    assert code == 0
+    skipped = answer["data"]["steps"][1]
+    assert skipped["outcome"] == "skipped" and "--with PID=" in skipped["why"]
+
+
+def test_a_step_that_goes_wrong_ends_the_run(site: Path) -> None:
+    code, answer, _ = opsctl(site, "runbook", "run", "stopped", "--yes", "--approve", "continue", "--with", "PID=999999999")
+    assert code == 9
+    assert [step["outcome"] for step in answer["data"]["steps"]] == ["passed", "failed"]
+    assert "exit code 1" in answer["errors"][0]["message"]
+
+
+def test_at_a_terminal_keys_run_edit_skip_and_leave(site: Path, victim: subprocess.Popen[bytes]) -> None:
+    typed = f"r\n{victim.pid}\ne\nkill -0 {victim.pid}\nq\n"
+    code, answer, err = opsctl(site, "runbook", "run", "stopped", typed=typed)
+    assert code == 130
+    assert [step["outcome"] for step in answer["data"]["steps"]] == ["passed", "passed", "left"]
+    assert answer["data"]["steps"][1]["edited"] and answer["data"]["fidelity"] == 0.5
+    assert "needs approval of on-call" in err
+    assert victim.poll() is None
+
+
+def test_an_approval_from_another_terminal_lets_the_step_go_on(site: Path, victim: subprocess.Popen[bytes]) -> None:
+    env = {**os.environ, "XDG_STATE_HOME": str(site / "state")}
+    given: list[str] = []
+
+    def agree() -> None:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            for one in Approvals(env).waiting():
+                assert f"kill -TERM {victim.pid}" in one.what
+                out = io.StringIO()
+                assert cli.main(["approve", one.id], env, stdin=io.StringIO(), stdout=out, stderr=io.StringIO()) == 0
+                given.append(out.getvalue())
+                return
+            time.sleep(0.05)
+
+    other = threading.Thread(target=agree)
+    other.start()
+    code, answer, err = opsctl(site, "runbook", "run", "stopped", "--yes", "--with", f"PID={victim.pid}", "--approval-wait-s", "20")
+    other.join()
+    assert code == 0, err
+    assert given and answer["data"]["steps"][1]["approved_by"].endswith("by opsctl approve")
+    assert victim.wait(10) == -15
+    assert not Approvals(env).waiting()
+
+
+def test_what_does_not_wait_cannot_be_approved(site: Path) -> None:
+    out = io.StringIO()
+    env = {**os.environ, "XDG_STATE_HOME": str(site / "state")}
+    assert cli.main(["approve", "abc123", "--json"], env, stdin=io.StringIO(), stdout=out, stderr=io.StringIO()) == 2
+    assert "nothing waits" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("opsctl version", "opsctl verzion", ':24: confirm: opsctl verzion: no such command; did you mean "opsctl version"?'),
+        ("expects=0 approval=continue", "expects=77 approval=continue", ":18: go-on: expects: an exit code"),
+        ("approval=continue", "approval=boss", ":18: go-on: approval boss is not in the front matter, which has continue"),
+        ("approval=continue", "", ":18: go-on: it ends or changes something, so somebody must agree"),
+        ("deadline=10s", "deadline=10", ":18: go-on: deadline: seconds"),
+        ("name=confirm", "name=look", ":23: a second step is called look"),
+        ("The process is $PID.", "", ":19: go-on: $PID is named nowhere in the text"),
+        ("class: hang_stopped", "class: hang_sideways", ":2: class: hang_sideways is no class of verdict"),
+        ("opsctl version\n```", "opsctl version\n", ":23: the fence is not closed"),
+        ("severity: page\n", "", ":2: front matter: severity is missing"),
+    ],
+)
+def test_what_is_wrong_is_said_by_file_and_line(site: Path, old: str, new: str, says: str) -> None:
+    path = site / "runbooks" / "stopped.md"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    code, answer, _ = opsctl(site, "runbook", "lint", "stopped")
+    found = [f"{error['where']}: {error['message']}" for error in answer["errors"]]
+    assert code == 2 and any(says in one for one in found), found
+    assert opsctl(site, "runbook", "run", "stopped", "--yes")[0] == 2
+
+
+def test_all_that_ship_can_be_run(site: Path) -> None:
+    code, answer, _ = opsctl(site, "runbook", "lint")
+    assert code == 0, answer["errors"]
+    assert len(answer["data"]["files"]) > 18
