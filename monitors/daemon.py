@@ -6,8 +6,6 @@ page counts them, tests read them. The capture runs beside the loop, so that a s
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import math
 import os
 import threading
@@ -17,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from monitors import aftermath, engines, fleet, kept, planned
+from monitors import engines, fleet, kept, planned
 from monitors.canaries import Canaries
-from monitors.capture import bundle, retention
+from monitors.capture import bundle
 from monitors.capture.manifest import utc
-from monitors.capture.redact import Policy
+from monitors.captures import Captures
 from monitors.judge import alarm, incidents
 from monitors.judge.alarm import Due
 from monitors.judge.incidents import Decision
@@ -67,11 +65,7 @@ class Watch:
         self._bands_s = 0.0
         self._canaries = Canaries(deployment, self._emit)
         self._book = incidents.resumed(kept.book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
-        self._capturing = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="capture")
-        self._job: concurrent.futures.Future[bundle.Captured] | None = None
-        self._following = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="after")
-        self._followed: concurrent.futures.Future[None] | None = None
-        self._taken: list[float] = []
+        self._captures = Captures(whole, deployment, self._lookout.remotes, self._emit, root=options.bundle_root, native=options.native)
         self._trail = Trail()
         self._leaking: frozenset[str] = frozenset()
         self._orphans: set[int] = set()
@@ -135,14 +129,10 @@ class Watch:
         return judgement
 
     def close(self, *, deadline_s: float = 120.0) -> None:
-        if self._job is not None:
-            concurrent.futures.wait([self._job], timeout=deadline_s)
-            self._finish_capture()
-        if self._followed is not None:
-            concurrent.futures.wait([self._followed], timeout=deadline_s)
-        self._following.shutdown(wait=False, cancel_futures=True)
+        self._captures.wait(deadline_s)
+        self._finish_capture()
+        self._captures.close(deadline_s)
         self._canaries.close()
-        self._capturing.shutdown(wait=False, cancel_futures=True)
         self._lookout.close()
 
     # What a decision leads to.
@@ -169,52 +159,22 @@ class Watch:
 
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], *, goes_on: bool = False) -> None:
         """Take the evidence beside the watch. ``goes_on``: of a server that is not stalled, and answers all the while."""
-        if self._job is not None:
-            self._emit("error", text=f"a capture is still running; no second one is taken for this {reason}")
-            return
-        self._goes_on = goes_on
-        now = time.time()
-        self._taken = [at for at in self._taken if now - at < 3600]
-        often = retention.too_often(self._taken, now, self._fleet.capture.most_per_hour)
-        self._taken.append(now)
-        self._job = self._capturing.submit(
-            self._take, self.deployment, reason=reason, budget_s=budget_s, root=self._options.bundle_root, native=self._options.native,
-            progress=seen, suspicion=self._suspicion, fleet_text=_text_of(self._fleet.path), remotes=self._lookout.remotes,
-            trail=self._trail.text(), stacks=not often, core_dump=self._fleet.capture.cuda_core_dump,
-            policy=Policy(addresses=self._fleet.capture.redact_ip),
-        )  # fmt: skip
-
-    def _take(self, deployment: fleet.Deployment, *, root: Path | None, **how: Any) -> bundle.Captured:
-        """Room first, at the cost of the oldest bundles: a full disk must not cost this one."""
-        where = root or fleet.bundle_root(deployment)
-        keep = self._fleet.capture
-        with contextlib.suppress(OSError):
-            gone = retention.prune(where, most=keep.keep, most_bytes=keep.keep_bytes)
-            if gone:
-                self._emit("pruned", bundles=gone)
-        return bundle.capture(deployment, root=where, **how)
+        if self._captures.begin(reason, budget_s, progress=seen, suspicion=self._suspicion, trail=self._trail.text()):
+            self._goes_on = goes_on
 
     def _finish_capture(self) -> None:
-        if self._job is None or not self._job.done():
+        taken, opened = self._captures.finished(), self._book.open
+        if taken is None:
             return
-        job, self._job = self._job, None
-        opened = self._book.open
-        try:
-            taken = job.result()
-        except Exception as error:  # the monitor's own failure is told and paged; it never ends the watch
-            self._emit("error", text=f"the capture failed: {type(error).__name__}: {error}")
-            self._owe(self._pager.page(self._book, "hang_unknown", f"The capture failed: {error}", opened))
+        if isinstance(taken, Exception):
+            self._owe(self._pager.page(self._book, "hang_unknown", f"The capture failed: {taken}", opened))
             return
-        self._emit("captured", bundle=str(taken.folder), seconds=round(taken.seconds, 2), items=len(taken.items) - len(taken.gaps),
-                   gaps=[f"{gap.probe}: {gap.reason}" for gap in taken.gaps])  # fmt: skip
-        self._emit("verdict", bundle=str(taken.folder), **taken.verdict.to_json())
         if opened is not None:
             self._book = replace(self._book, open=replace(opened, bundle=str(taken.folder), verdict=taken.verdict.verdict.value))
         self._waiting = (taken.verdict, taken.folder)
         self._page_when_due()
         self._keep_book()
-        self._followed = self._following.submit(aftermath.follow, self._fleet, self.deployment, taken.folder, self._emit,
-                                                wedge=taken.verdict.verdict.is_hang)  # fmt: skip
+        self._captures.follow(taken)
 
     def _page_when_due(self) -> None:
         """Page for the last verdict when it is time to: at once, when the work still lies after a while, or not at all."""
@@ -345,13 +305,6 @@ def _light(look: Look) -> list[dict[str, Any]]:
         row = {"rank": rank, "process": box.state, "phase": host.phase.name, "device": device.state.name, "step": host.step}
         rows.append({**row, "enqueued": device.enqueued, "completed": device.completed})
     return rows
-
-
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text() if path else ""
-    except OSError:
-        return ""
 
 
 def _body(deployment: fleet.Deployment, verdict: Verdict, folder: Path) -> str:
