@@ -40,7 +40,7 @@ class Captures:
     def begin(self, reason: str, budget_s: float, *, progress: Mapping[str, Any], suspicion: Mapping[str, Any] | None, trail: str) -> bool:
         """Whether one was begun: while one runs there is no second. Too many within the hour leave the processes alone."""
         if self._job is not None:
-            self._emit("error", text=f"a capture is still running; no second one is taken for this {reason}")
+            self._emit("capture_waits", text=f"a capture is still running; the one for this {reason} is taken after it")
             return False
         now, keep = time.time(), self._fleet.capture
         self._taken = [at for at in self._taken if abs(now - at) < _HOUR_S]

@@ -47,6 +47,17 @@ class Options:
     native: bool = False
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """A capture that is due; ``key`` is the incident that it is for."""
+
+    reason: str
+    budget_s: float
+    seen: Mapping[str, Any]
+    goes_on: bool
+    key: str
+
+
 class Watch:
     """Watches one deployment. ``turn`` is one look and what follows from it; ``close`` waits for a running capture."""
 
@@ -70,6 +81,8 @@ class Watch:
         self._leaking: frozenset[str] = frozenset()
         self._orphans: set[int] = set()
         self._goes_on = False  # what is captured now is no stall: its end is no end of what was found
+        self._captured_key = ""  # of the incident that it is taken for
+        self._next: _Wanted | None = None  # a capture that is due when the one that runs is done
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
         self._suspicion: dict[str, Any] | None = None
@@ -159,8 +172,11 @@ class Watch:
 
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], *, goes_on: bool = False) -> None:
         """Take the evidence beside the watch. ``goes_on``: of a server that is not stalled, and answers all the while."""
+        key = self._book.open.key if self._book.open else ""
         if self._captures.begin(reason, budget_s, progress=seen, suspicion=self._suspicion, trail=self._trail.text()):
-            self._goes_on = goes_on
+            self._goes_on, self._captured_key = goes_on, key
+        else:
+            self._next = _Wanted(reason, budget_s, seen, goes_on, key)
 
     def _finish_capture(self) -> None:
         taken, opened = self._captures.finished(), self._book.open
@@ -168,13 +184,21 @@ class Watch:
             return
         if isinstance(taken, Exception):
             self._owe(self._pager.page(self._book, "hang_unknown", f"The capture failed: {taken}", opened))
+            self._begin_next()
             return
-        if opened is not None:
+        if opened is not None and opened.key == self._captured_key:
             self._book = replace(self._book, open=replace(opened, bundle=str(taken.folder), verdict=taken.verdict.verdict.value))
         self._waiting = (taken.verdict, taken.folder)
         self._page_when_due()
         self._keep_book()
         self._captures.follow(taken)
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """The capture that had to wait, unless what it was for is over (then there is nothing left to see)."""
+        due, self._next = self._next, None
+        if due is not None and (due.goes_on or (self._book.open is not None and self._book.open.key == due.key)):
+            self._capture(due.reason, due.budget_s, due.seen, goes_on=due.goes_on)
 
     def _page_when_due(self) -> None:
         """Page for the last verdict when it is time to: at once, when the work still lies after a while, or not at all."""
