@@ -6,14 +6,14 @@ earlier start left behind (a log line, a black box, a counter) can pass or fail 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
-from engine import blackbox
 from monitors import engines
-from opsctl.rollout import checks, flags
+from opsctl.rollout import checks, flags, soak, truth
 from opsctl.rollout.before import Before
 from opsctl.rollout.checks import Check, Outcome
 from opsctl.rollout.comparison import Comparison
@@ -21,14 +21,14 @@ from opsctl.rollout.plan import Command
 from opsctl.rollout.probe import Api, ApiError, Completion
 from opsctl.rollout.reply import Reply, degenerate
 from opsctl.rollout.scope import Scope
-from opsctl.rollout.target import Member, Target
+from opsctl.rollout.sentry import Sentry
+from opsctl.rollout.target import Target
 from opsctl.rollout.traces import exception, tracebacks
 from opsctl.rollout.watch import Watch
 from opsctl.service.manager import Snapshot, State
 from opsctl.service.wait import Waiter
 
 _LOG_S = 5.0  # how long a request's line may take to reach the log
-_CANARIES = 6  # completions in a stability window
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Proof:
         self._target, self._expected, self._frozen, self._api = target, expected, frozen, api
         self._waiter, self._answer_s, self._first_answer = waiter, answer_s, first_answer
         self._watch = Watch(target.managers, frozen, waiter)
+        self._scope, self._changed = scope, scope.changed if scope else frozenset()
         self._comparison = (
             Comparison(target, frozen, api, self._watch, waiter, scope, answer_s=answer_s, faulty=self._faulty) if scope else None
         )
@@ -86,26 +87,21 @@ class Proof:
         return self._comparison.before(at_utc)
 
     def steady(self, window_s: float) -> Check:
-        """No restart and only good completions for the whole window."""
+        """The stability window, see ``soak.py``; with a scope the hang monitor is armed for it."""
 
         def check() -> Check:
-            clock = self._waiter.clock
-            start, good = clock.monotonic(), 0
-            while True:
-                self._check_answer(self._answer())
-                good += 1
-                elapsed = clock.monotonic() - start
-                if elapsed >= window_s:
-                    break
-                pause = min(window_s / _CANARIES, window_s - elapsed)
-                until = clock.monotonic() + pause
-                self._watch.until(f"the stability window ({good} good answers)", lambda until=until: clock.monotonic() >= until, pause + 60)  # type: ignore[misc]
-            log = self._log()
-            if log.outcome is not Outcome.passed:
-                return log
-            return checks.passed("steady", f"{good} good answers and no restart in {window_s:g} s", answers=good, seconds=window_s)
+            with contextlib.ExitStack() as stack:
+                sentry = stack.enter_context(contextlib.closing(self._sentry(self._scope))) if self._scope else None
+                return soak.steady(window_s, self._watch, self._waiter, answer=lambda: self._check_answer(self._answer()), log=self._log,
+                                   texts=self._texts, sentry=sentry, scope=self._scope)  # fmt: skip
 
         return checks.run("steady", check)
+
+    def _sentry(self, scope: Scope) -> Sentry:
+        return Sentry(scope.deployment, {m.name: m.run_dir or m.manager.run_dir() for m in self._target.members}, scope.bundles)
+
+    def _texts(self) -> list[str]:
+        return [line.text for manager in self._target.managers for line in manager.log(self._frozen[manager.name].invocation_id)]
 
     # The single checks.
 
@@ -120,51 +116,17 @@ class Proof:
         return checks.passed("argv", "every main process runs the planned arguments")
 
     def _ranks(self) -> Check:
-        """Rank truth: /server_info and every rank's black box carry the planned digest, of this invocation."""
-        if not self._target.speaks_digest:
-            return checks.passed("ranks", f"{self._target.engine} tells no digest; its arguments are the proof")
-        want = self._expected.digest
-        info = self._watch.during("/server_info", self._api.server_info, 15.0)
-        invocations = {snapshot.invocation_id for snapshot in self._frozen.values()}
-        if info.get("invocation_id") not in invocations:
-            return checks.failed(
-                "ranks", f"/server_info is of invocation {info.get('invocation_id')}, not of this start: who listens there?"
-            )
-        seen = {"/server_info": str(info.get("config_digest"))}
-        seen |= {f"/server_info rank {rank.get('rank')}": str(rank.get("config_digest")) for rank in info.get("ranks", [])}
-        unread: list[str] = []
-        for member in self._target.members:
-            for rank in member.ranks:
-                found, why = self._box_digest(member, rank)
-                if why:
-                    unread.append(f"rank {rank} on {member.manager.node}: {why}")
-                else:
-                    seen[f"black box rank {rank}"] = found
+        """Rank truth, see ``truth.py``."""
+        dialect = engines.load(self._target.engine)
+        if self._target.speaks_digest:
+            info = self._watch.during("/server_info", self._api.server_info, 15.0)
+            found = truth.of_boxes(self._target, self._frozen, info, self._expected.digest)
+        else:
+            planned = {name: command.argv for name, command in self._expected.commands.items()}
+            ask = functools.partial(self._watch.during, "the server's settings", lambda: self._api.info(dialect.config.routes), 15.0)
+            found = truth.of_arguments(self._target, planned, self._changed, dialect.config, ask)
         self._watch.look()
-        wrong = {where: digest for where, digest in seen.items() if digest != want}
-        if wrong:
-            return checks.failed(
-                "ranks", f"planned digest {want[:12]}; other: " + ", ".join(f"{w} {d[:12]}" for w, d in wrong.items()), **seen
-            )
-        if unread or not info.get("ranks") or not any(member.ranks for member in self._target.members):
-            why = "; ".join(unread) or "no ranks are named in /server_info or in the fleet file"
-            return checks.inconclusive("ranks", f"not every rank could be read: {why}", **seen)
-        return checks.passed("ranks", f"{len(seen)} records carry digest {want[:12]}", **seen)
-
-    def _box_digest(self, member: Member, rank: int) -> tuple[str, str]:
-        """(digest, why there is none)."""
-        folder = member.run_dir or member.manager.run_dir()
-        if not folder:
-            return "", "its run_dir is not known; name it in the fleet file"
-        path = str(PurePosixPath(folder) / f"rank-{rank}.box")
-        try:
-            header = blackbox.decode(member.manager.read_file(path), path).header
-        except (OSError, blackbox.BoxError) as error:
-            return "", str(error)
-        own = self._frozen[member.name].invocation_id
-        if header.invocation_id != own:
-            return "", f"{path} is of invocation {header.invocation_id[:8] or 'none'}, this start is {own[:8]}"
-        return header.config_digest, ""
+        return found
 
     def _answer(self) -> Completion:
         return self._watch.during("an answer", lambda: self._api.complete(self._answer_s), self._answer_s + 10.0)

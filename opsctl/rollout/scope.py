@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from monitors.fleet import Caller, Deployment
 from opsctl.callers.agreed import Agreed
@@ -13,7 +14,8 @@ from opsctl.rollout.before import Before, Recorded
 
 @dataclass(frozen=True)
 class Scope:
-    """``before`` None: nothing was recorded, so only what stands for itself can be judged. ``flags``: those of the plan.
+    """``before`` None: nothing was recorded, so only what stands for itself can be judged. ``flags``: those of the plan,
+    ``changed`` the names of those that are other than before. ``bundles``: where evidence goes.
     ``same_model`` False: another model is served, whose answers are others. ``allowance_pct`` None: speed is not measured."""
 
     deployment: Deployment
@@ -24,6 +26,8 @@ class Scope:
     before: Before | None = None
     allowance_pct: float | None = None
     same_model: bool = True
+    changed: frozenset[str] = frozenset()
+    bundles: Path = Path("bundles")
 
     @property
     def callers(self) -> tuple[Caller, ...]:

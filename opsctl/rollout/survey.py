@@ -27,6 +27,7 @@ class Survey:
     def __init__(self, deployment: Deployment, folder: Path) -> None:
         self._deployment, self._folder = deployment, folder
         self._dialect = engines.load(deployment.engine)
+        self._bundles = Path(deployment.bundle_dir) if deployment.bundle_dir else folder.parent.parent / "bundles"
 
     def complete(self, made: Plan, more: Mapping[str, Agreed], allowance_pct: float | None) -> Plan:
         """The plan with what each caller will see, what was agreed to (``more``: for this rollout), and the allowance."""
@@ -60,8 +61,9 @@ class Survey:
         old, new = foresee.flags_of(first.before.argv), foresee.flags_of(first.after.argv)
         same = old[0] == new[0] and all(old[1].get(flag) == new[1].get(flag) for flag in _MODEL)
         foreseen = {one.caller: one for one in made.foreseen}
+        changed = frozenset(flag for flag in {*old[1], *new[1]} if old[1].get(flag) != new[1].get(flag))
         return Scope(self._deployment, new[1], made.agreed, foreseen, before.recorded(self._folder), before.read(self._folder),
-                     made.allowance_pct, same)  # fmt: skip
+                     made.allowance_pct, same, changed, self._bundles)  # fmt: skip
 
     def keep(self, found: Before, digest: str) -> None:
         """Record what a baseline was like."""

@@ -6,6 +6,7 @@
     --never-ready        it loads for ever
     --crash-after N      it dies at the N-th completion, with a traceback
     --crash-exit N       with this status
+    --complain-after N   a traceback in its log at the N-th completion, which is answered all the same
     --crash-sequential   it dies at its first completion when --disable-overlap-schedule is set
     --garbage            healthy, and every answer is one character
     --scrambled          healthy, and every answer is fluent and not the model's
@@ -56,6 +57,7 @@ def troubles(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
                  "--no-tools", "--no-stream"):  # fmt: skip
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--crash-after", type=int, default=0)
+    parser.add_argument("--complain-after", type=int, default=0)
     parser.add_argument("--crash-exit", type=int, default=1)
     parser.add_argument("--split-rank", type=int, default=-1)
     parser.add_argument("--no-box", type=int, default=-1)
@@ -93,6 +95,8 @@ class Served:
         sequential = trouble.crash_sequential and self.settings.scheduler.disable_overlap_schedule
         if sequential or (trouble.crash_after and number >= trouble.crash_after):
             die(trouble.crash_exit)
+        if number == trouble.complain_after:
+            complain()
         time.sleep(trouble.slow_s)
         prompt = next(m["content"] for m in reversed(body["messages"]) if m["role"] == "user")
         forced = isinstance(body.get("tool_choice"), dict)
@@ -138,13 +142,17 @@ class Served:
 
 def die(status: int) -> None:
     """As an engine dies whose decode raised: the traceback, then the whole process."""
+    complain()
+    os._exit(status)
+
+
+def complain() -> None:
     try:
         raise TypeError("unsupported operand type(s) for +: 'NoneType' and 'int'")
     except TypeError:
         import traceback
 
         print(traceback.format_exc(), end="", file=sys.stderr, flush=True)
-    os._exit(status)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -139,11 +139,13 @@ def test_a_traceback_of_an_earlier_start_cannot_fail_a_good_change(make_site: Ma
     assert site.apply("--set", "page-size=32").code == 0
 
 
-def test_a_crash_in_the_stability_window_is_reverted(make_site: MakeSite) -> None:
+@pytest.mark.parametrize("trouble", ["crash-after=16", "complain-after=15"])
+def test_a_crash_or_an_exception_of_a_new_kind_in_the_stability_window_is_reverted(make_site: MakeSite, trouble: str) -> None:
     site = make_site()
-    ran = site.apply("--set", "crash-after=16", "--stable-s", "5")
+    ran = site.apply("--set", trouble, "--stable-s", "2")
     assert ran.code == 3, ran.err
-    assert outcomes(ran.data["checks"])["steady"] == "failed"
+    assert ran.data["checks"][-1]["outcome"] == "failed" and "TypeError" in ran.data["checks"][-1]["data"]["tracebacks"][0]
+    assert outcomes(ran.data["checks"])["json"] == "passed"  # the last rung: it came to the window
 
 
 def test_an_end_with_exit_status_0_is_a_failure_too(make_site: MakeSite) -> None:
