@@ -20,6 +20,7 @@ from monitors.fleet import FleetError
 from opsctl import capture as capturing
 from opsctl.answer import Answer, Problem, Session
 from opsctl.bundle import app as bundle_app
+from opsctl.callers.cli import app as callers_app
 from opsctl.demo.cli import demo
 from opsctl.incident import app as incident_app
 from opsctl.load.cli import app as load_app
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(rollout_app, name="rollout")
 app.add_typer(service_app, name="service")
 app.add_typer(bundle_app, name="bundle")
+app.add_typer(callers_app, name="callers")
 app.add_typer(incident_app, name="incident")
 app.add_typer(playbook_app, name="playbook")
 app.add_typer(runbook_app, name="runbook")

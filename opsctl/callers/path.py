@@ -54,8 +54,8 @@ def follow(
         after = counter() if seen is None else None
     if seen is not None:
         if seen(prompt_sha(request)):
-            return Led(caller.name, HERE, f"{caller.name}: a nonce through {caller.via} is in this server's log")
-        why = "was answered and is not in this server's log"
+            return Led(caller.name, HERE, f"{caller.name}: a nonce through {caller.via} was answered by this server, by its log")
+        why = "was answered, and not by this server, whose log has no such answer"
     elif before is None or after is None:
         return Led(caller.name, "not known", f"{caller.name}: {caller.via} answered, and this server has no counters to show that it did")
     elif after > before:

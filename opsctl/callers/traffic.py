@@ -60,8 +60,9 @@ def counts(texts: Iterable[str]) -> Counter[str]:
 
 
 def shas(texts: Iterable[str]) -> frozenset[str]:
-    """``prompt_sha`` of every request that the server saw."""
-    return frozenset(match["sha"] for text in texts if (match := _LINE.search(text)))
+    """``prompt_sha`` of every request that the server answered. One that it refused was not answered by it, whatever the
+    client got: that is how a gateway's fallback begins."""
+    return frozenset(match["sha"] for text in texts if (match := _LINE.search(text)) and match["status"] == "200")
 
 
 def rates(texts: Iterable[str], window_s: float) -> Rates:

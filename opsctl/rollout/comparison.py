@@ -26,7 +26,7 @@ from opsctl.rollout.watch import Watch
 from opsctl.service.manager import ServiceError, Snapshot
 from opsctl.service.wait import Waiter
 
-_LOG_S = 5.0  # how long a request's line may take to reach the log
+_LOG_S = 3.0  # how long a request's line may take to reach the log
 _SHORT_S = 15.0
 _RATE_WINDOW_S = 600.0
 _LOST = ("none", "degenerate", "faulty")  # no answer of these is excused by what was before

@@ -1,0 +1,112 @@
+"""Keep an eye on the clients after a change: do they still ask here, and does their own path still lead here?"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from monitors import engines
+from monitors.fleet import Deployment
+from opsctl.callers import path, traffic
+from opsctl.callers.path import Led
+from opsctl.callers.traffic import Collapse, Rates
+from opsctl.rollout.probe import Api
+from opsctl.rollout.target import Target
+from opsctl.service.wait import Clock
+
+_ARRIVES_S = 3.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look. ``counted`` are requests by caller in the window of ``seconds`` so far; ``led``: where each client's own
+    path led when it was last followed."""
+
+    seconds: float
+    counted: Mapping[str, int]
+    collapsed: tuple[Collapse, ...]
+    led: tuple[Led, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        elsewhere = tuple(led.text for led in self.led if led.kind == path.ELSEWHERE)
+        return (*(one.text for one in self.collapsed), *elsewhere)
+
+
+@dataclass
+class CallerWatch:
+    """``rates`` are those of before the change, ``window_s`` over how long they are held against what comes; ``probe_s``:
+    how often each client's own path is followed (0: never). Raises ServiceError from ``look`` when no log can be read."""
+
+    deployment: Deployment
+    target: Target
+    api: Api
+    rates: Rates
+    clock: Clock
+    window_s: float
+    probe_s: float
+    answer_s: float = 60.0
+    _known: dict[str, Counter[str]] = field(default_factory=dict)
+    _samples: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
+    _begun: float | None = None
+    _followed: float | None = None
+    _led: tuple[Led, ...] = ()
+
+    def look(self) -> Seen:
+        now = self.clock.monotonic()
+        came: Counter[str] = Counter()
+        for start, texts in self._texts().items():
+            total = traffic.counts(texts)
+            # The first look only learns what was there; a start that appears later is counted whole.
+            before = self._known.get(start, total if self._begun is None else Counter())
+            came.update(total - before)
+            self._known[start] = total
+        self._begun = now if self._begun is None else self._begun
+        self._samples.append((now, came))
+        while self._samples and now - self._samples[0][0] > self.window_s:
+            self._samples.popleft()
+        counted: Counter[str] = Counter()
+        for _, sample in self._samples:
+            counted.update(sample)
+        seconds = min(now - self._begun, self.window_s)
+        self._follow(now)
+        return Seen(seconds, counted, tuple(traffic.collapses(self.rates, counted, seconds, self.names())), self._led)
+
+    def names(self) -> dict[str, str]:
+        found = {}
+        for caller in self.deployment.caller:
+            with contextlib.suppress(OSError):  # a key that cannot be read leaves its client without a name
+                found[traffic.hash_of(caller, path.key_of(caller))] = caller.name
+        return {key: name for key, name in found.items() if key}
+
+    def _texts(self) -> dict[str, list[str]]:
+        """The lines of each service's present start, by start."""
+        found = {}
+        for manager in self.target.managers:
+            invocation = manager.snapshot().invocation_id
+            if invocation:
+                found[f"{manager.name} {invocation}"] = [line.text for line in manager.log(invocation)]
+        return found
+
+    def _follow(self, now: float) -> None:
+        clients = [caller for caller in self.deployment.caller if caller.via]
+        if not clients or not self.probe_s or (self._followed is not None and now - self._followed < self.probe_s):
+            return
+        self._followed = now
+        seen: Callable[[str], bool] | None = self._arrives if self.target.speaks_digest else None
+        self._led = tuple(path.follow(one, secrets.token_hex(6), self.answer_s, seen=seen, counter=self._tokens) for one in clients)
+
+    def _arrives(self, sha: str) -> bool:
+        until = self.clock.monotonic() + _ARRIVES_S
+        while not any(sha in traffic.shas(texts) for texts in self._texts().values()):
+            if self.clock.monotonic() >= until:
+                return False
+            self.clock.sleep(_POLL_S)
+        return True
+
+    def _tokens(self) -> float | None:
+        return self.api.generated_tokens(tuple(engines.load(self.target.engine).metrics.progress))
