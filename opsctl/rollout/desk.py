@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import getpass
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +14,26 @@ import msgspec
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
-from opsctl.callers.agreed import Agreed
-from opsctl.callers.foresee import flags_of
-from opsctl.rollout import flags, journal, lock, plan, target, verified
-from opsctl.rollout.checks import Check, Outcome, overall, passed, run
+from opsctl.rollout import boots, deadlines, flags, history, journal, lock, operator, overlay, plan, preflight, target, verified
+from opsctl.rollout.baseline import Baseline
+from opsctl.rollout.checks import Check
 from opsctl.rollout.guard import Guard, Pager, known_exceptions
 from opsctl.rollout.journal import Journal, State
 from opsctl.rollout.pager import UrlPager
-from opsctl.rollout.plan import Plan, Times
+from opsctl.rollout.plan import Plan
 from opsctl.rollout.probe import Api
-from opsctl.rollout.proof import Expectation, Proof, exceptions
+from opsctl.rollout.refused import Refused
 from opsctl.rollout.result import Result
 from opsctl.rollout.survey import Survey
+from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
+from opsctl.rollout.wish import Wish
 from opsctl.service.embedded import EmbeddedService
-from opsctl.service.manager import Lease, ServiceError, Unreachable
+from opsctl.service.manager import Lease, ServiceError, ServiceManager, Unreachable
 from opsctl.service.wait import Waiter
 
+__all__ = ["Desk", "Refused", "Wish", "utc_now"]
 _ROOT = Path(__file__).resolve().parents[2]
-
-
-class Refused(Exception):
-    """Nothing was touched. ``code`` is the exit code, ``remedy`` what to do."""
-
-    def __init__(self, code: ExitCode, message: str, remedy: str = "", checks: Sequence[Check] = ()) -> None:
-        super().__init__(message)
-        self.code, self.remedy, self.checks = code, remedy, tuple(checks)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the operator asked for."""
-
-    edits: tuple[flags.Edit, ...]
-    env: Mapping[str, str]
-    times: Times
-    incident: bool = False
-    attended: bool = False
-    reason: str = ""
-    agreed: Mapping[str, Agreed] = field(default_factory=dict)
-    allowance_pct: float | None = None
 
 
 def utc_now() -> str:
@@ -64,18 +43,24 @@ def utc_now() -> str:
 class Desk:
     """Raises FleetError or ServiceError when the deployment cannot be used."""
 
-    def __init__(self, found: fleet.Fleet, name: str, env: Mapping[str, str], waiter: Waiter, *, pager: Pager | None = None) -> None:
+    def __init__(
+        self, found: fleet.Fleet, name: str, env: Mapping[str, str], waiter: Waiter, *, pager: Pager | None = None, lock_wait_s: float = 0.0
+    ) -> None:
         self.deployment = found.one(name)
         self.target = target.of(self.deployment, found.path, env)
         self.folder = fleet.state_root(env) / "rollouts" / self.deployment.name
         self._fleet_path = Path(found.path).absolute()
         self._waiter = waiter
-        self._pager = pager or UrlPager(found.page.urls)
-        self._api = Api(self.target.api, self.target.api_key)
+        self._pager = pager or UrlPager(found.page.urls, fleet.state_root(env) / "owed")
+        self._page_urls = found.page.urls
+        self._lock_wait_s = lock_wait_s
+        self._who = operator.who(env)
+        self._apis: dict[str, Api] = {}
         self.survey = Survey(self.deployment, self.folder)
 
     def close(self) -> None:
-        self._api.close()
+        for api in self._apis.values():
+            api.close()
 
     def __enter__(self) -> Desk:
         return self
@@ -87,12 +72,16 @@ class Desk:
 
     def plan(self, wish: Wish, *, predicts: bool = True) -> Plan:
         """Raises Refused. Without ``predicts`` the engine is not asked for digests."""
-        problems = list(wish.times.problems())
         try:
-            for manager in self.target.managers:
-                problems += manager.preflight()
-            made = plan.make(self.deployment.name, self.target.managers, wish.edits, wish.env, wish.times,
-                             predicts=predicts and self.target.speaks_digest, reason=wish.reason, incident=wish.incident)  # fmt: skip
+            stop_limit_s = max(manager.stop_limit_s() for manager in self.target.managers)
+            times, sources = deadlines.derive(wish.times, self.deployment, boots.read(self.folder), stop_limit_s)
+            problems = [*times.problems(), *preflight.of_services(self.target)]
+            groups = tuple(tuple(manager.name for manager in group.managers) for group in self.target.groups)
+            made = plan.make(self.deployment.name, self.target.managers, wish, times, predicts=predicts and self.target.speaks_digest,
+                             times_from=sources, groups=groups)  # fmt: skip
+            problems += preflight.of_change(self.target, wish, made)
+            notes = preflight.unknown_flags(self.target, wish, made) if predicts and not problems else ()
+            made = msgspec.structs.replace(made, notes=notes, revert=verified.target_of(verified.read(self.folder), made))
         except flags.EditError as error:
             raise Refused(ExitCode.USAGE, str(error)) from error
         except Unreachable as error:
@@ -112,26 +101,39 @@ class Desk:
             services.append({
                 "name": member.name, "node": manager.node, "ranks": list(member.ranks), **msgspec.to_builtins(manager.snapshot()),
                 "argv": list(manager.command().argv), "committed": change.committed is not None, "trial": change.trial is not None,
-                "held_by": manager.lease_token(),
+                "held_by": manager.lease_token(), "overlays": self._overlays(manager),
             })  # fmt: skip
-        last = self._summaries(journal.all_of(self.folder)[-1:])
+        last = history.summaries(journal.all_of(self.folder)[-1:], self._journal)
         known = verified.read(self.folder)
+        owed = self._pager.owed() if isinstance(self._pager, UrlPager) else ()
         return {"deployment": self.deployment.name, "services": services, "last": last[0] if last else None,
-                "verified": msgspec.to_builtins(known) if known else None}  # fmt: skip
+                "verified": msgspec.to_builtins(known) if known else None, "owed": list(owed)}  # fmt: skip
+
+    @staticmethod
+    def _overlays(manager: ServiceManager) -> list[dict[str, str]]:
+        """Files that the service sees in the place of others, and whether every process reads what was put there."""
+        found, pids = [], manager.pids()
+        for target_path, source in manager.command().mounts.items():
+            wanted = overlay.sha_of(source)
+            sums = overlay.seen(manager, target_path, pids) if pids else {}
+            right = sum(value.startswith(wanted) for value in sums.values())
+            seen = f"{right} of {len(sums)} processes read it" if sums else "no process to ask"
+            found.append({"target": target_path, "source": source, "sha256": wanted, "seen": seen})
+        return found
 
     def history(self) -> list[dict[str, Any]]:
-        return self._summaries(journal.all_of(self.folder))
+        return history.summaries(journal.all_of(self.folder), self._journal)
 
-    def _summaries(self, paths: Sequence[Path]) -> list[dict[str, Any]]:
-        """What each journal says; one that cannot be read is told as such and hides nothing else."""
-        found = []
-        for path in paths:
-            try:
-                found.append(_summary(self._journal(path)))
-            except ValueError as error:
-                found.append({"id": path.stem, "state": "unreadable", "edits": [], "reason": "", "why": str(error), "began_utc": "",
-                              "ended_utc": "", "by": "", "states": []})  # fmt: skip
-        return found
+    def show(self, rollout: str) -> tuple[dict[str, Any], str]:
+        """One rollout, by its id or the beginning of it; empty: the last. Raises Refused."""
+        paths = [path for path in journal.all_of(self.folder) if path.stem.startswith(rollout)]
+        if not paths or (rollout and len(paths) > 1):
+            known = ", ".join(path.stem for path in paths or journal.all_of(self.folder)[-5:]) or "none at all"
+            raise Refused(ExitCode.USAGE, f"{rollout or 'the last'}: {len(paths)} rollouts are called so; there are {known}")
+        try:
+            return history.full(self._journal(paths[-1]))
+        except ValueError as error:
+            raise Refused(ExitCode.USAGE, str(error)) from error
 
     def _last(self) -> Journal | None:
         """The latest rollout. Raises Refused when its journal cannot be read: it might be under way."""
@@ -149,36 +151,29 @@ class Desk:
 
     # The baseline.
 
-    def verify(self) -> tuple[Verified | None, tuple[Check, ...]]:
+    @property
+    def _baseline(self) -> Baseline:
+        return Baseline(self.target, self.folder, self.survey, self._api_of, self._waiter, utc_now)
+
+    def verify(self, stable_s: float | None = None) -> tuple[Verified | None, tuple[Check, ...]]:
         """Prove what runs now and record it as the revert target. None when it is not proven."""
-        with lock.held(self.folder, "verify"):
+        with self._locked("verify"):
             self._refuse_unfinished()
-            return self._verify()
+            return self._baseline.verify(self.deployment.stable_s if stable_s is None else stable_s)
 
-    def _verify(self, allowance_pct: float | None = None) -> tuple[Verified | None, tuple[Check, ...]]:
-        managers = self.target.managers
-        commands = {m.name: plan.Command(found.argv, dict(found.env)) for m in managers for found in (m.command(),)}
-        digest = plan.predict(managers[0], commands[managers[0].name].argv, {}) if self.target.speaks_digest else ""
-        frozen = {manager.name: manager.snapshot() for manager in managers}
-        expected = Expectation(digest, commands, exceptions(self.target, frozen))
-        proof = Proof(self.target, expected, frozen, self._api, self._waiter, answer_s=120.0)
-        checks = tuple(proof.serving())
-        if overall(checks) is not Outcome.passed:
-            return None, checks
-        _, now = flags_of(commands[managers[0].name].argv)
-        seeing = Proof(self.target, expected, frozen, self._api, self._waiter, answer_s=120.0, scope=self.survey.bare(now, allowance_pct))
-        checks = (*checks, run("before", lambda: self._record(seeing, digest)))
-        if overall(checks) is not Outcome.passed:
-            return None, checks
-        found = Verified(deployment=self.deployment.name, at_utc=utc_now(), digest=digest, services=commands, by="verify")
-        verified.write(self.folder, found)
-        return found, checks
+    def _api_of(self, group: Target) -> Api:
+        if group.api not in self._apis:
+            self._apis[group.api] = Api(group.api, group.api_key)
+        return self._apis[group.api]
 
-    def _record(self, proof: Proof, digest: str) -> Check:
-        found = proof.before(utc_now())
-        self.survey.keep(found, digest)
-        told = ", ".join(f"{name} {kind}" for name, kind in {**found.rungs, **found.classes}.items())
-        return passed("before", f"recorded what a change is held against: {told}", classes=found.classes, rungs=found.rungs)
+    def _locked(self, verb: str) -> AbstractContextManager[None]:
+        for line in self._settle():
+            self._waiter.talk(line)
+        return lock.held(self.folder, f"{self._who['user']}: {verb}", self._lock_wait_s)
+
+    def _settle(self) -> tuple[str, ...]:
+        """Pages that did not get out when they were due."""
+        return self._pager.settle(self.target.managers) if isinstance(self._pager, UrlPager) else ()
 
     # Changing.
 
@@ -188,18 +183,21 @@ class Desk:
         Raises:
             Refused: nothing was touched. Locked: another rollout is under way.
         """
-        with lock.held(self.folder, f"{getpass.getuser()}: apply"):
+        with self._locked("apply"):
             self._refuse_unfinished()
             made = self.plan(wish)
             self._refuse_unagreed(made)
-            baseline = self._baseline(made)
+            baseline, checks = self._baseline.to_go_back_to(
+                made, stable_s=self.deployment.stable_s, allow_red=wish.allow_red, no_revert_target=wish.no_revert_target
+            )
             if not agree(made):
                 raise Refused(ExitCode.USAGE, "not agreed to; nothing was changed", "say yes, or give --yes")
             if self.plan(wish, predicts=False).digest != made.digest:
                 raise Refused(ExitCode.USAGE, "the services changed while the plan was being read", "plan again")
             stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
             entry = self._journal(self.folder / f"{stamp}-{secrets.token_hex(3)}.jsonl")
-            entry.write(State.planned, plan=made, known_exceptions=known_exceptions(self.target), by=getpass.getuser(), reason=wish.reason)
+            entry.write(State.planned, plan=made, known_exceptions=known_exceptions(self.target), by=self._who["user"], who=self._who,
+                        reason=wish.reason, baseline=baseline, baseline_checks=checks)  # fmt: skip
             self._page_overdue(made, entry.id)
             return self._ended(self._guard(entry, baseline, wish.attended).apply(), entry)
 
@@ -221,26 +219,6 @@ class Desk:
             self.survey.committed(entry.plan, result, utc_now())
         return result
 
-    def _baseline(self, made: Plan) -> Verified:
-        """The configuration to go back to. Raises Refused when there is none that is known to work."""
-        if made.incident:
-            known = verified.read(self.folder)
-            if known is None:
-                raise Refused(ExitCode.USAGE, "no configuration of this deployment was ever verified, so there is nothing to go back to",
-                              "run `opsctl rollout verify` while it is well")  # fmt: skip
-            moved = [s.name for s in made.services if known.services.get(s.name) != s.before]
-            if moved:
-                raise Refused(ExitCode.USAGE, f"{', '.join(moved)}: configured otherwise than when it was last verified ({known.at_utc})",
-                              "a revert would not give back what was verified; restore that configuration first")  # fmt: skip
-            return known
-        self._waiter.talk("proving the baseline")
-        found, checks = self._verify(made.allowance_pct)
-        if found is None:
-            bad = checks[-1]
-            raise Refused(ExitCode.FOUND, f"the baseline is not green: {bad.name}: {bad.evidence}",
-                          "in an incident --incident takes the recorded baseline", checks)  # fmt: skip
-        return found
-
     def _refuse_unfinished(self) -> None:
         last = self._last()
         if last is not None and last.entries and not last.state.final and last.state is not State.planned:
@@ -251,23 +229,31 @@ class Desk:
                 raise Refused(ExitCode.LOCKED, f"{manager.name}: has a trial that no journal here knows (held by {holder})",
                               "wait for its dead-man, or abort where it was started")  # fmt: skip
 
-    def resume(self, *, attended: bool) -> Result:
-        with lock.held(self.folder, f"{getpass.getuser()}: resume"):
+    def resume(self, *, attended: bool, reason: str = "") -> Result:
+        with self._locked("resume"):
             guard = self._unfinished(attended)
+            self._sign(guard.journal, "resume", reason)
             return self._ended(guard.resume(), guard.journal)
 
     def abort(self, why: str) -> Result:
-        with lock.held(self.folder, f"{getpass.getuser()}: abort"):
+        with self._locked("abort"):
             last = self._last()
             if last is not None and last.state is State.planned:
                 raise Refused(ExitCode.USAGE, f"rollout {last.id} was planned and changed nothing, so there is nothing to abort")
-            return self._unfinished(False).abort(why or "aborted by its operator")
+            guard = self._unfinished(False)
+            self._sign(guard.journal, "abort", why)
+            return guard.abort(why or f"aborted by {self._who['user']}")
+
+    def _sign(self, entry: Journal, event: str, reason: str) -> None:
+        """Who came back to it, and why: a line that changes no state."""
+        entry.write(entry.state, event, by=self._who["user"], who=self._who, reason=reason)
 
     def _unfinished(self, attended: bool) -> Guard:
         last = self._last()
         if last is None or not last.entries or last.state in (State.committed, State.reverted):
             raise Refused(ExitCode.USAGE, "no rollout of this deployment is under way", "opsctl rollout history")
-        baseline = verified.read(self.folder)
+        kept = last.entries[0].data.get("baseline")
+        baseline = msgspec.convert(kept, Verified) if kept else verified.read(self.folder)
         if baseline is None:
             raise Refused(ExitCode.USAGE, f"{self.folder}/verified.json is gone, so the revert target is not known", "restore it")
         return self._guard(last, baseline, attended)
@@ -279,15 +265,7 @@ class Desk:
         page = (*opsctl, "rollout", "deadman-page", *which)
         lease = Lease(
             token=entry.id, ttl_s=entry.plan.times.lease_s, decision=str(entry.path.with_suffix(".decision")) if local else "",
-            on_expiry=page if local else (),
+            on_expiry=page if local else (), pages=self._page_urls, title=self.deployment.name,
         )  # fmt: skip
-        return Guard(self.target, entry, self._api, lease, baseline, self._pager, self._waiter, utc_now, attended,
+        return Guard(self.target, entry, self._api_of, lease, baseline, self._pager, self._waiter, utc_now, attended,
                      scope=self.survey.scope(entry.plan))  # fmt: skip
-
-
-def _summary(entry: Journal) -> dict[str, Any]:
-    made = entry.plan
-    whys = [e.data["why"] for e in entry.entries if e.data.get("why")]
-    return {"id": entry.id, "state": str(entry.state), "edits": list(made.edits), "reason": made.reason, "why": whys[-1] if whys else "",
-            "began_utc": entry.entries[0].at_utc, "ended_utc": entry.entries[-1].at_utc, "by": entry.entries[0].data.get("by", ""),
-            "states": [str(e.state) for e in entry.entries if not e.event]}  # fmt: skip

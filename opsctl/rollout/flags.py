@@ -53,13 +53,23 @@ def parse_env(text: str) -> tuple[str, str]:
     return name, value
 
 
-def edit(argv: Sequence[str], edits: Sequence[Edit]) -> tuple[str, ...]:
-    """The new argument vector. What is not named stays as it is and where it is; a new flag goes to the end.
+def value(argv: Sequence[str], flag: str) -> str | None:
+    """The value of a flag's last occurrence; None when it is not there or has none."""
+    found = _occurrences(argv, flag)
+    if not found:
+        return None
+    first, end = found[-1]
+    return argv[first].partition("=")[2] if "=" in argv[first] else argv[first + 1] if end == first + 2 else None
+
+
+def edit(argv: Sequence[str], edits: Sequence[Edit], first: int = 0) -> tuple[str, ...]:
+    """The new argument vector. What is not named stays as it is and where it is; a new flag goes to the end. Words
+    before ``first`` belong to another program (what runs a container) and are not looked at.
 
     Raises:
         EditError: a flag to unset that is not there, or a flag that occurs more than once.
     """
-    now = list(argv)
+    kept, now = list(argv[:first]), list(argv[first:])
     for change in edits:
         found = _occurrences(now, change.flag)
         if len(found) > 1:
@@ -71,7 +81,7 @@ def edit(argv: Sequence[str], edits: Sequence[Edit]) -> tuple[str, ...]:
             raise EditError(f"{change}: the command line has no --{change.flag}")
         else:
             now += wanted
-    return tuple(now)
+    return (*kept, *now)
 
 
 def _occurrences(argv: Sequence[str], flag: str) -> list[tuple[int, int]]:

@@ -4,37 +4,37 @@ Each step writes the journal, then acts, and can be done twice; so ``resume`` is
 that the journal ends with::
 
     armed      every dead-man runs, so from here on silence means revert
-    applied    every trial is written; nothing runs it yet
+    applied    the trials of a group are written; nothing runs them yet
     restarted  the whole group is stopped, then the whole group is started
-    proving    boot, arguments, ranks, a completion, the log
-    soaking    the stability window; then the decision, which is made once, and the commit
+    proving    boot, mounted files, arguments, ranks, completions, callers, the log
+    soaking    the stability window; then the next group, or the decision (``settlement.py``), which is made once
+
+A deployment of several replicas goes through applied to soaking once for each, the canary first, and is committed as
+a whole. While one is at it, those that were changed before are watched too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from opsctl.rollout import checks, flags, proof, verified
-from opsctl.rollout.checks import Check, Outcome
+from opsctl.rollout import flags, overlay, proof, settlement, verified
+from opsctl.rollout.checks import Check, Outcome, run
+from opsctl.rollout.course import Course, Pager
 from opsctl.rollout.journal import Journal, State
-from opsctl.rollout.keeper import Keeper
 from opsctl.rollout.probe import Api
-from opsctl.rollout.proof import Expectation, Proof
-from opsctl.rollout.result import Page, Result, without_service
+from opsctl.rollout.result import Result, without_service
+from opsctl.rollout.retreat import Committed, Retreat
 from opsctl.rollout.scope import Scope
+from opsctl.rollout.settlement import Undecided
 from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
-from opsctl.service import wait
-from opsctl.service.manager import Lease, LeaseLost, ServiceError, Snapshot
+from opsctl.rollout.watch import Crash, Watch
+from opsctl.service.manager import Lease, LeaseLost, ServiceError, ServiceManager
 from opsctl.service.wait import Waiter
 
-_BEGIN_S = 30.0
-
-
-class Pager(Protocol):
-    def page(self, title: str, body: str, key: str) -> Page: ...
+__all__ = ["Guard", "Pager", "known_exceptions", "without_service"]
+_OTHERS_EVERY_S = 1.0
 
 
 class Turn(Exception):
@@ -47,13 +47,13 @@ class Turn(Exception):
 
 @dataclass
 class Guard:
-    """One rollout. ``baseline`` is the revert target; ``utc`` gives the time for records; ``attended``: somebody
-    watches, so what cannot be told is held for them instead of being reverted; ``scope``: how far the proof looks beside
-    configuration and plain completions (a revert's never does)."""
+    """One rollout. ``api``: gives the API of a group. ``baseline``: the revert target; ``utc`` gives the time for
+    records; ``attended``: somebody watches, so what cannot be told is held for them instead of being reverted;
+    ``scope``: how far the proof looks beside configuration and plain completions (a revert's never does)."""
 
     target: Target
     journal: Journal
-    api: Api
+    api: Callable[[Target], Api]
     lease: Lease
     baseline: Verified
     pager: Pager
@@ -61,20 +61,22 @@ class Guard:
     utc: Callable[[], str]
     attended: bool = False
     scope: Scope | None = None
-    _frozen: Mapping[str, Snapshot] = field(default_factory=dict)
     _checks: list[Check] = field(default_factory=list)
-    _revert_checks: list[Check] = field(default_factory=list)
-    _moments: dict[str, float] = field(default_factory=dict)
-    _page: Page = field(default_factory=Page)
-    _answered: str = "first good answer"
+    _boots: list[Check] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._plan = self.journal.plan
-        self._start = self.waiter.clock.monotonic()
-        self._keeper = Keeper(self.target.managers, self.lease, self.waiter.clock.monotonic, self.waiter.talk)
-        self.waiter = Waiter(self.waiter.talk, self._keeper.renew, self.waiter.clock, self.waiter.poll_s, self.waiter.say_every_s)
-        known: list[str] = next((entry.data["known_exceptions"] for entry in self.journal.entries if "known_exceptions" in entry.data), [])
-        self._expected = Expectation(self._plan.digest_after, {s.name: s.after for s in self._plan.services}, frozenset(known))
+        self._course = Course(self.target, self.journal, self.api, self.lease, self.baseline, self.pager, self.waiter, self.utc)
+        self._plan = self._course.plan
+        self._retreat = Retreat(self._course)
+        self._changed: list[ServiceManager] = []  # of groups that are proven already
+        self._others_at = 0.0
+        keep = self._course.waiter.meanwhile
+
+        def meanwhile() -> None:
+            keep()
+            self._watch_others()
+
+        self._course.waiter.meanwhile = meanwhile
 
     # The ways in.
 
@@ -84,12 +86,14 @@ class Guard:
 
     def resume(self) -> Result:
         """From where the journal ends."""
-        decided = self._keeper.decided()
-        if self.journal.state is State.reverting or "revert" in decided:
-            why = "resumed a revert" if self.journal.state is State.reverting else "the dead-man reverted while nobody renewed its lease"
+        decided = self._course.keeper.decided()
+        if self.journal.state in (State.reverting, State.stuck) or "revert" in decided:
+            why = (
+                "the dead-man reverted while nobody renewed its lease" if "revert" in decided else f"resumed a revert ({self._last_why()})"
+            )
             return self._run(lambda: self._revert(why))
-        if decided and set(decided) == {"commit"}:
-            return self._run(self._finish_commit)
+        if decided:  # somebody decided to commit after every node was prepared: the others follow
+            return self._run(self._follow)
         state = State.armed if self.journal.state is State.planned else self.journal.state
         return self._run(lambda: self._forward(State.proving if state is State.held else state))
 
@@ -107,203 +111,180 @@ class Guard:
             why = str(turn)
             state = self._hold(why) if turn.hold and self.attended else self._revert(why)
         except (ServiceError, OSError) as error:
-            state = self._stuck(f"{type(error).__name__}: {error}")
+            state = self._retreat.stuck(f"{type(error).__name__}: {error}")
         except KeyboardInterrupt:
             why, interrupted = "interrupted by its operator", True
-            self.waiter.talk("interrupted: reverting; a second Ctrl-C leaves the rest to the dead-man")
+            self._course.talk("interrupted: reverting; a second Ctrl-C leaves the rest to the dead-man")
             state = self._revert(why)
         why = why or self._last_why()
-        return Result(id=self.journal.id, deployment=self.target.name, state=state, why=why, edits=self._plan.edits,
-                      checks=tuple(self._checks), revert_checks=tuple(self._revert_checks), page=self._page,
-                      moments=self._moments, without_service_s=without_service(self._moments), interrupted=interrupted)  # fmt: skip
+        moments = self._course.moments
+        result = Result(id=self.journal.id, deployment=self.target.name, state=state, why=why, edits=self._plan.edits,
+                        checks=tuple(self._checks), revert_checks=tuple(self._retreat.checks), page=self._course.page,
+                        moments=moments, without_service_s=without_service(moments), interrupted=interrupted)  # fmt: skip
+        self._course.note(state, why, "result", result=result.text(), exit_code=int(result.exit_code), page_sent=result.page.sent)
+        return result
 
     def _last_why(self) -> str:
         return str(next((e.data["why"] for e in reversed(self.journal.entries) if e.data.get("why")), ""))
 
     def _forward(self, first: State) -> State:
         """Raises Turn."""
+        course, groups = self._course, self.target.groups
+        proven = {entry.data["group"] for entry in self.journal.entries if entry.event == "proven"}
         try:
             if first is State.armed:
-                self.journal.write(State.armed, token=self.lease.token, ttl_s=self.lease.ttl_s)
-            self._keeper.arm()
-            if first in (State.armed, State.applied):
-                self._apply()
-            if first in (State.armed, State.applied, State.restarted) or not self._adopt():
-                self._restart()
-            self._prove()
-            self._soak()
+                course.write(State.armed, token=self.lease.token, ttl_s=self.lease.ttl_s)
+            course.keeper.arm()
+            for number, group in enumerate(groups):
+                name = group.managers[0].name
+                which = "" if number == 0 else f"{name}: "
+                under_way = first not in (State.armed, State.applied, State.restarted) and not self._changed_since(name, proven)
+                self._group(group, which, adopt=name in proven or under_way, soaked=name in proven)
+                self._changed += group.managers
             return self._commit()
         except LeaseLost as error:
             raise Turn(f"the lease was lost: {error}") from error
-        except (ServiceError, OSError) as error:
+        except (Crash, ServiceError, OSError, flags.EditError) as error:
             raise Turn(f"{type(error).__name__}: {error}") from error
 
-    def _apply(self) -> None:
-        self.journal.write(State.applied)
-        for manager, service in zip(self.target.managers, self._plan.services, strict=True):
-            self._keeper.renew()
-            manager.write_trial(service.override())
+    def _changed_since(self, name: str, proven: set[str]) -> bool:
+        """Whether the journal ends in another group than this one."""
+        last = next((e.data["group"] for e in reversed(self.journal.entries) if "group" in e.data), name)
+        return bool(last != name)
 
-    def _restart(self) -> None:
-        self.journal.write(State.restarted)
-        self._frozen = self._cycle()
+    def _group(self, group: Target, which: str, *, adopt: bool, soaked: bool) -> None:
+        """One replica from its trial to the end of its stability window; ``adopt``: its running start may be taken."""
+        course, name = self._course, group.managers[0].name
+        if not (adopt and self._adopt(group)):
+            course.write(State.applied, group=name)
+            self._apply(group)
+            course.write(State.restarted, group=name)
+            course.cycle(group, which, strict=True)
+        invocations = {manager.name: course.frozen[manager.name].invocation_id for manager in group.managers}
+        course.write(State.proving, group=name, invocations=invocations)
+        self._prove(group, which)
+        if not soaked:
+            course.write(State.soaking, group=name)
+            course.talk(f"proven; watching it for {self._plan.times.stable_s:g} s")
+            self._take(course.proof(group, course.expected, self.scope, f"{which}first good answer").steady(self._plan.times.stable_s))
+            course.write(State.soaking, "proven", group=name)
 
-    def _cycle(self, which: str = "") -> Mapping[str, Snapshot]:
-        self._mark(f"{which}group stopping")
-        self.waiter.talk(f"stopping {', '.join(m.name for m in self.target.managers)}")
-        wait.stop(self.target.managers, self.waiter, self._plan.times.stop_s)
-        self.waiter.talk("starting")
-        begun = wait.start(self.target.managers, self.waiter, _BEGIN_S)
-        self._mark(f"{which}group started")
-        return begun
+    def _apply(self, group: Target) -> None:
+        planned = {service.name: service for service in self._plan.services}
+        for manager in group.managers:
+            self._course.keeper.renew()
+            for one in self._plan.overlays:
+                manager.keep_file(one.name, one.data())
+            manager.write_trial(planned[manager.name].override())
 
-    def _adopt(self) -> bool:
+    def _adopt(self, group: Target) -> bool:
         """After a resume: take the start that runs, if it runs the plan."""
         frozen = {}
-        for manager in self.target.managers:
+        for manager in group.managers:
             found = manager.snapshot()
-            if not found.running or not flags.same_command(self._expected.commands[manager.name].argv, manager.argv()):
+            if not found.running or not flags.same_command(self._course.expected.commands[manager.name].argv, manager.argv()):
                 return False
             frozen[manager.name] = found
-        self._frozen = frozen
+        self._course.frozen |= frozen
         return True
 
-    def _prove(self) -> None:
-        self.journal.write(State.proving, invocations={name: snapshot.invocation_id for name, snapshot in self._frozen.items()})
-        self._checks.clear()
-        found = self._proof(self._expected, self.scope)
+    def _prove(self, group: Target, which: str) -> None:
+        if not which:
+            self._checks.clear()
+        found = self._course.proof(group, self._course.expected, self.scope, f"{which}first good answer")
         boot = found.boot(self._plan.times.boot_s)
         self._take(boot)
+        mounts = {service.name: service.after.mounts for service in self._plan.services if service.after.mounts}
+        if mounts:
+            self._take(run("overlays", lambda: overlay.check(group.managers, mounts)))
         for check in found.serving():
             self._take(check)
-
-    def _soak(self) -> None:
-        self.journal.write(State.soaking)
-        self.waiter.talk(f"proven; watching it for {self._plan.times.stable_s:g} s")
-        self._take(self._proof(self._expected, self.scope).steady(self._plan.times.stable_s))
-
-    def _proof(self, expected: Expectation, scope: Scope | None = None) -> Proof:
-        return Proof(self.target, expected, self._frozen, self.api, self.waiter, answer_s=self._plan.times.answer_s,
-                     first_answer=self._first_answer, scope=scope)  # fmt: skip
-
-    def _first_answer(self) -> None:
-        self._moments.setdefault(self._answered, self._now())
+        self._boots.append(boot)
 
     def _take(self, check: Check) -> None:
         """Raises Turn unless it passed."""
         self._checks.append(check)
-        self.waiter.talk(f"{check.name}: {check.outcome}: {check.evidence}")
+        self._course.talk(f"{check.name}: {check.outcome}: {check.evidence}")
         if check.outcome is Outcome.passed:
             return
-        self._mark("failure known")
+        self._course.mark("failure known")
         raise Turn(f"{check.name}: {check.evidence}", hold=check.outcome in (Outcome.inconclusive, Outcome.error))
 
+    def _watch_others(self) -> None:
+        """Groups that were changed and proven before the present one must stay up. Raises Crash."""
+        now = self._course.waiter.clock.monotonic()
+        if self._changed and now - self._others_at >= _OTHERS_EVERY_S:
+            self._others_at = now
+            Watch(self._changed, self._course.frozen, self._course.waiter).look()
+
+    # The end.
+
     def _commit(self) -> State:
-        self.journal.write(State.soaking, "commit")
-        if set(self._keeper.decide("commit")) != {"commit"}:
-            raise Turn("the dead-man had decided to revert before the commit")
+        course = self._course
+        self._changed.clear()
+        course.keeper.lenient = True  # one node that is away must not keep the others from being renewed
+        try:
+            settlement.commit(self.target.managers, self.lease, course.waiter, lambda step: course.write(State.soaking, step))
+        except Undecided as error:
+            raise Turn(str(error)) from error
         return self._finish_commit()
 
+    def _follow(self) -> State:
+        self._course.keeper.arm()
+        return self._commit()
+
     def _finish_commit(self) -> State:
-        """Decided, so there is no way back: whatever fails here is tried again by ``resume`` and by the dead-man."""
-        for manager in self.target.managers:
+        """Decided, so there is no way back: whatever fails here is tried again by ``resume`` and by the dead-man. A
+        node that lost its trial meanwhile (it was rebooted) gets the committed override all the same."""
+        course = self._course
+        for manager, service in zip(self.target.managers, self._plan.services, strict=True):
             manager.commit_trial()
+            if manager.read_change().committed != service.override():
+                manager.restore(service.override())
+        self._all_run_it()
         commands = {service.name: service.after for service in self._plan.services}
         verified.write(self.journal.path.parent, Verified(
             deployment=self.target.name, at_utc=self.utc(), digest=self._plan.digest_after, services=commands, by=self.journal.id,
         ))  # fmt: skip
-        self.journal.write(State.committed)
-        self._keeper.disarm()
-        self._mark("committed")
+        for boot in self._boots:
+            course.note_boot(boot, self._plan.digest_after, self.journal.id)
+        course.write(State.committed)
+        course.keeper.disarm()
+        course.mark("committed")
         return State.committed
+
+    def _all_run_it(self) -> None:
+        """Each group runs what was committed; one that does not any more is started and proven. Raises ServiceError."""
+        for group in self.target.groups:
+            if self._adopt(group):
+                continue
+            self._course.talk(f"{', '.join(m.name for m in group.managers)}: committed, and does not run it; starting it again")
+            self._course.cycle(group, "after the commit: ", strict=False)
+            try:
+                self._prove(group, "after the commit: ")
+            except Turn as turn:
+                raise ServiceError(f"committed on every node, and then it did not serve: {turn}") from turn
 
     def _hold(self, why: str) -> State:
         hold_s = self._plan.times.hold_s
         try:
-            self.journal.write(State.held, why=why)
-            self._keeper.lengthen(hold_s)
+            self._course.write(State.held, why=why)
+            self._course.keeper.lengthen(hold_s)
         except (ServiceError, OSError) as error:
             return self._revert(f"{why}; and it cannot be held: {error}")
-        self._tell("held", f"{why}\nresume or abort it within {hold_s / 60:.0f} min, else it reverts: opsctl rollout resume|abort")
+        self._course.tell("held", f"{why}\nresume or abort it within {hold_s / 60:.0f} min, else it reverts: opsctl rollout resume|abort")
         return State.held
 
-    # Back.
-
     def _revert(self, why: str) -> State:
-        """To the last verified configuration, proven by the same checks; one more look when a dead-man was quicker."""
-        self.waiter.talk(f"reverting: {why}")
-        self._mark("revert begun")
-        self._answered = "revert: first good answer"
-        self._note(State.reverting, why)
-        self._keeper.lenient = True
+        self._changed.clear()
         try:
-            self._keeper.arm()
-            decisions = self._keeper.decide("revert")
-            if set(decisions) == {"commit"}:
-                self.waiter.talk("the rollout had been decided as committed before; finishing that")
+            return self._retreat.go(why)
+        except Committed:
+            self._course.talk("the rollout had been decided as committed before; finishing that")
+            try:
                 return self._finish_commit()
-            if "commit" in decisions:
-                return self._stuck(f"{why}; and its services were decided differently: {decisions}")
-            for manager in self.target.managers:
-                self._keeper.renew()
-                manager.remove_trial()
-            self._frozen = self._cycle("revert: ")
-            proven = self._prove_revert()
-            if not proven and self._dead_man_was_quicker():
-                proven = self._prove_revert()
-        except (ServiceError, OSError) as error:
-            return self._stuck(f"{why}; then the revert failed: {type(error).__name__}: {error}")
-        if not proven:
-            last = self._revert_checks[-1]
-            return self._stuck(f"{why}; then the revert was not proven: {last.name}: {last.evidence}")
-        self._note(State.reverted, why)
-        self._keeper.disarm()
-        self._mark("reverted")
-        self._tell("reverted", f"{why}\nThe last verified configuration serves again, proven by a completion.")
-        return State.reverted
-
-    def _prove_revert(self) -> bool:
-        expected = Expectation(self.baseline.digest, self.baseline.services, self._expected.known_exceptions)
-        found = self._proof(expected)
-        self._revert_checks.clear()
-        for check in (found.boot(self._plan.times.boot_s), *found.serving()):
-            self._revert_checks.append(check)
-            self.waiter.talk(f"revert: {check.name}: {check.outcome}: {check.evidence}")
-        return checks.overall(self._revert_checks) is Outcome.passed
-
-    def _dead_man_was_quicker(self) -> bool:
-        """It restarts what it reverts, which ends the start that was being proven: look at the start that runs now."""
-        now = {manager.name: manager.snapshot() for manager in self.target.managers}
-        moved = any(now[name].invocation_id != self._frozen[name].invocation_id and now[name].restarts == 0 for name in now)
-        self._frozen = now
-        return moved
-
-    def _stuck(self, why: str) -> State:
-        self.waiter.talk(f"STUCK: {why}")
-        self._note(State.stuck, why)
-        self._mark("stuck")
-        self._tell("STUCK", f"{why}\nIt is not known that anybody is served. Look at it now: opsctl rollout status")
-        return State.stuck
-
-    def _note(self, state: State, why: str) -> None:
-        """On the way back a journal that cannot be written is said and does not stop the revert."""
-        try:
-            self.journal.write(state, why=why)
-        except OSError as error:
-            self.waiter.talk(f"{self.journal.path}: cannot be written: {error}")
-
-    # Telling.
-
-    def _tell(self, what: str, body: str) -> None:
-        title = f"{self.target.name}: rollout {what}"
-        self._page = self.pager.page(title, f"{body}\nrollout {self.journal.id}: {' '.join(self._plan.edits)}", self.journal.id)
-        self.waiter.talk("paged" if self._page.sent else f"no page went out: {self._page.reason}")
-
-    def _now(self) -> float:
-        return round(self.waiter.clock.monotonic() - self._start, 3)
-
-    def _mark(self, name: str) -> None:
-        self._moments[name] = self._now()
+            except (ServiceError, OSError) as error:
+                return self._retreat.stuck(f"{type(error).__name__}: {error}")
 
 
 def known_exceptions(target: Target) -> list[str]:

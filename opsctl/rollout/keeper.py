@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from opsctl.service.manager import Lease, LeaseLost, ServiceError, ServiceManager
+from opsctl.service.manager import Lease, LeaseLost, ServiceError, ServiceManager, Unreachable
 
 
 class Keeper:
     """Holds one lease on every service of a group. ``renew`` is cheap to call often: it acts each quarter of the
-    lease. With ``lenient`` a lost lease is no error: on the way back the dead-man and the operator want the same."""
+    lease. With ``lenient`` a lost lease and a node that is away are no errors: on the way back the dead-man and the
+    operator want the same, and while they decide each node that answers counts."""
 
     def __init__(self, managers: Sequence[ServiceManager], lease: Lease, now: Callable[[], float], talk: Callable[[str], None]) -> None:
         self._managers, self._lease, self._now, self._talk = managers, lease, now, talk
@@ -24,8 +25,18 @@ class Keeper:
         self._renewed_at = self._now()
         self._holding = True
 
+    def arm_reachable(self) -> None:
+        """On the way back: what cannot be reached is left to its own dead-man."""
+        for manager in self._managers:
+            try:
+                manager.arm(self._lease)
+            except Unreachable as error:
+                self._talk(f"{manager.name}: not reached: {error}")
+        self._renewed_at = self._now()
+        self._holding = True
+
     def renew(self) -> None:
-        """Raises LeaseLost unless lenient, and the other errors of the service managers."""
+        """Raises LeaseLost and Unreachable unless lenient, and the other errors of the service managers."""
         now = self._now()
         if not self._holding or now - self._renewed_at < self._lease.ttl_s / 4:
             return
@@ -33,7 +44,7 @@ class Keeper:
         for manager in self._managers:
             try:
                 manager.renew(self._lease.token, self._lease.ttl_s)
-            except LeaseLost:
+            except (LeaseLost, Unreachable):
                 if not self.lenient:
                     raise
 
@@ -55,6 +66,3 @@ class Keeper:
     def decided(self) -> list[str]:
         """What was settled, one entry for each service that was settled."""
         return [found for manager in self._managers if (found := manager.decided(self._lease))]
-
-    def decide(self, wish: str) -> list[str]:
-        return [manager.decide(self._lease, wish) for manager in self._managers]

@@ -11,53 +11,65 @@ import msgspec
 
 from opsctl.callers.agreed import Agreed
 from opsctl.callers.foresee import Foreseen
-from opsctl.rollout import flags
+from opsctl.rollout import flags, upgrade
+from opsctl.rollout.deadlines import Times
+from opsctl.rollout.overlay import Overlay
+from opsctl.rollout.wish import Wish
 from opsctl.service.manager import Override, ServiceError, ServiceManager
 
+__all__ = ["Command", "FileChange", "Plan", "RevertTarget", "ServicePlan", "Times", "make", "predict"]
 _PREDICT_S = 60.0
 
 
 class Command(msgspec.Struct, frozen=True):
+    """``mounts``: path as the service sees it -> the file that is there instead."""
+
     argv: tuple[str, ...]
     env: dict[str, str]
+    mounts: dict[str, str] = {}
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """A file that a commit writes, with its text now and then; ``trial``: where it lies until then."""
+
+    path: str
+    before: str
+    after: str
+    trial: str
 
 
 class ServicePlan(msgspec.Struct, frozen=True):
-    """One service before and after. ``added`` are the variables that the trial override must carry."""
+    """One service before and after. ``added`` are the variables that the trial override must carry; ``committed`` the
+    override that holds now, which a revert leaves or puts back."""
 
     name: str
     node: str
     before: Command
     after: Command
     added: dict[str, str]
+    committed: Command | None = None
+    files: tuple[FileChange, ...] = ()
 
     def override(self) -> Override:
-        return Override(self.after.argv, self.added)
+        return Override(self.after.argv, self.added, self.after.mounts)
+
+    def override_before(self) -> Override | None:
+        return Override(self.committed.argv, self.committed.env, self.committed.mounts) if self.committed else None
 
 
-class Times(msgspec.Struct, frozen=True):
-    """Deadlines in seconds. ``stop_s`` holds for all services of the group together."""
+class RevertTarget(msgspec.Struct, frozen=True):
+    """The last verified configuration. ``runs_now``: every service is configured as it was then."""
 
-    boot_s: float = 720.0
-    stable_s: float = 60.0
-    stop_s: float = 90.0
-    answer_s: float = 120.0
-    lease_s: float = 60.0
-    hold_s: float = 3600.0
-
-    def problems(self) -> tuple[str, ...]:
-        """Why these cannot work together; empty when they can."""
-        found = []
-        if self.answer_s > self.boot_s:
-            found.append(f"--boot-deadline-s {self.boot_s:g} is below the {self.answer_s:g} s that one answer may take")
-        if self.hold_s < self.lease_s:
-            found.append(f"hold_s {self.hold_s:g} is below the lease of {self.lease_s:g} s")
-        return tuple(found)
+    digest: str
+    at_utc: str
+    by: str
+    runs_now: bool
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``digest_*``: the configuration digests that the engine itself predicts; empty where it cannot. ``agreed``: changes
-    of callers' answers that are declared; ``foreseen``: what flags tell of them; ``allowance_pct``: of throughput."""
+    """``digest_*``: the configuration digests that the engine itself predicts; empty where it cannot. ``groups``: the
+    services of each replica, in the order in which they are changed. ``notes``: what could not be checked. ``agreed`` and
+    ``foreseen``: of callers, see ``survey.py``; ``allowance_pct``: the loss of speed that is allowed, None: not measured."""
 
     deployment: str
     edits: tuple[str, ...]
@@ -67,6 +79,11 @@ class Plan(msgspec.Struct, frozen=True):
     times: Times
     reason: str = ""
     incident: bool = False
+    times_from: dict[str, str] = {}
+    groups: tuple[tuple[str, ...], ...] = ()
+    revert: RevertTarget | None = None
+    overlays: tuple[Overlay, ...] = ()
+    notes: tuple[str, ...] = ()
     agreed: dict[str, Agreed] = {}
     foreseen: tuple[Foreseen, ...] = ()
     allowance_pct: float | None = None
@@ -74,17 +91,22 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """Of the plan itself: what was shown is what is applied, or it is refused."""
-        text = json.dumps([[s.name, s.before.argv, s.before.env, s.after.argv, s.after.env] for s in self.services], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        services = [[s.name, s.before.argv, s.before.env, s.before.mounts, s.after.argv, s.after.env, s.after.mounts,
+                     [[one.path, one.before, one.after] for one in s.files]] for s in self.services]  # fmt: skip
+        return hashlib.sha256(json.dumps(services, sort_keys=True).encode()).hexdigest()[:16]
 
     def diff(self) -> str:
-        """Unified, one argument or variable a line, each service under its own heading."""
+        """Unified, one argument or variable a line, each service and each file under its own heading."""
         parts: list[str] = []
         for service in self.services:
             where = f"{service.name} on {service.node}"
             parts += difflib.unified_diff(
                 _lines(service.before), _lines(service.after), f"{where} (now)", f"{where} (planned)", n=2, lineterm=""
             )
+            for file in service.files:
+                old, new = file.before.splitlines(), file.after.splitlines()
+                parts += difflib.unified_diff(old, new, f"{service.node}:{file.path} (now)", f"{service.node}:{file.path} (at the commit)",
+                                              n=0, lineterm="")  # fmt: skip
         return "\n".join(parts)
 
 
@@ -96,12 +118,14 @@ def _lines(command: Command) -> list[str]:
             lines[-1] += f" {argument}"
         else:
             lines.append(argument)
-    return lines + [f"{key}={value}" for key, value in sorted(command.env.items())]
+    lines += [f"{key}={value}" for key, value in sorted(command.env.items())]
+    return lines + [f"{target} is {source}" for target, source in sorted(command.mounts.items())]
 
 
 def make(
-    deployment: str, managers: Sequence[ServiceManager], edits: Sequence[flags.Edit], env: Mapping[str, str], times: Times, *,
-    predicts: bool, reason: str = "", incident: bool = False,
+    deployment: str, managers: Sequence[ServiceManager], wish: Wish, times: Times, *, predicts: bool,
+    times_from: Mapping[str, str] | None = None, groups: tuple[tuple[str, ...], ...] = (), revert: RevertTarget | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Plan:  # fmt: skip
     """Read what every service would run now, and edit it. Touches nothing.
 
@@ -111,24 +135,43 @@ def make(
         EditError: an edit that cannot be made or changes nothing, or arguments that the engine itself refuses.
         ServiceError: a service that cannot be read.
     """
-    services = []
-    for manager in managers:
-        now, committed = manager.command(), manager.read_change().committed
-        before = Command(now.argv, dict(now.env))
-        added = {**(committed.env if committed else {}), **env}
-        after = Command(flags.edit(now.argv, edits), {**before.env, **env})
-        services.append(ServicePlan(manager.name, manager.node, before, after, added))
+    services = [_service(manager, wish) for manager in managers]
     if all(service.before == service.after for service in services):
         raise flags.EditError(
-            f"{deployment}: {', '.join(map(str, edits)) or 'nothing given'}: every service runs so already; nothing to roll out"
+            f"{deployment}: {', '.join(wish.words()) or 'nothing given'}: every service runs so already; nothing to roll out"
         )
     before_digest = after_digest = ""
     if predicts:
         pairs = list(zip(managers, services, strict=True))
         before_digest = _one_digest(deployment, [predict(manager, service.before.argv, {}) for manager, service in pairs])
         after_digest = _one_digest(deployment, [predict(manager, service.after.argv, service.added) for manager, service in pairs])
-    texts = (*map(str, edits), *(f"--env {key}={value}" for key, value in env.items()))
-    return Plan(deployment, texts, tuple(services), before_digest, after_digest, times, reason, incident)
+    return Plan(deployment, wish.words(), tuple(services), before_digest, after_digest, times, wish.reason, wish.incident,
+                dict(times_from or {}), groups, revert, wish.overlays, notes)  # fmt: skip
+
+
+def _service(manager: ServiceManager, wish: Wish) -> ServicePlan:
+    now, committed = manager.command(), manager.read_change().committed
+    before = Command(now.argv, dict(now.env), dict(now.mounts))
+    argv, image = now.argv, manager.image()
+    if wish.image:
+        argv = upgrade.image(argv, image, wish.image)
+    if wish.package:
+        argv = upgrade.package(argv, wish.package)
+    if wish.model:
+        argv = upgrade.model(argv, wish.model)
+    first = argv.index(wish.image or image) + 1 if image else 0
+    mounts = {**before.mounts, **{one.target: manager.kept_path(one.name) for one in wish.overlays}}
+    for target in wish.uncover:
+        if mounts.pop(target, None) is None:
+            raise flags.EditError(
+                f"--remove-overlay {target}: {manager.name} has no overlay there, but {', '.join(mounts) or 'none at all'}"
+            )
+    after = Command(flags.edit(argv, wish.edits, first), {**before.env, **wish.env}, mounts)
+    added = {**(committed.env if committed else {}), **wish.env}
+    path, text = manager.committed_file(Override(after.argv, added, mounts))
+    file = FileChange(path, manager.committed_file(committed)[1], text, manager.trial_path())
+    kept = Command(committed.argv, dict(committed.env), dict(committed.mounts)) if committed else None
+    return ServicePlan(manager.name, manager.node, before, after, added, kept, (file,))
 
 
 def _one_digest(deployment: str, digests: Sequence[str]) -> str:

@@ -1,14 +1,17 @@
-"""What a rollout acts on: the services of one deployment as one group, and its API."""
+"""What a rollout acts on: the services of one deployment, in groups that live and die together, and their APIs."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from monitors import engines, fleet
 from monitors.remote import Remote
 from opsctl.service import definition
+from opsctl.service.container import ContainerService
 from opsctl.service.embedded import EmbeddedService
 from opsctl.service.manager import ServiceError, ServiceManager
 from opsctl.service.systemd import SystemdService
@@ -16,11 +19,13 @@ from opsctl.service.systemd import SystemdService
 
 @dataclass(frozen=True)
 class Member:
-    """One service of the group, with the global ranks that it runs and the folder of their black boxes."""
+    """One service of a group, with the global ranks that it runs and the folder of their black boxes."""
 
     manager: ServiceManager
     ranks: tuple[int, ...]
     run_dir: str
+    replica: str = ""
+    api: str = ""
 
     @property
     def name(self) -> str:
@@ -29,7 +34,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Target:
-    """A tensor-parallel group is one unit of failure: its members stop, change, start and revert together."""
+    """A tensor-parallel group is one unit of failure: its members stop, change, start and revert together. A deployment
+    of several replicas is several groups (``groups``), and as a whole is what is armed, committed and locked together."""
 
     name: str
     engine: str
@@ -40,6 +46,26 @@ class Target:
     @property
     def managers(self) -> tuple[ServiceManager, ...]:
         return tuple(member.manager for member in self.members)
+
+    @property
+    def groups(self) -> tuple[Target, ...]:
+        """Each replica as a target of its own, in the order of the fleet file: the first is the canary."""
+        replicas: dict[str, list[Member]] = {}
+        for member in self.members:
+            replicas.setdefault(member.replica, []).append(member)
+        return tuple(
+            dataclasses.replace(self, api=members[0].api or self.api, members=tuple(members)) for members in replicas.values()
+        )  # fmt: skip
+
+    @property
+    def port(self) -> int:
+        """Where its API listens; 0 when the address names none."""
+        return urlsplit(self.api).port or 0
+
+    @property
+    def serves(self) -> ServiceManager:
+        """The member that the API is expected on: that of the lowest rank, else the first."""
+        return min(self.members, key=lambda member: min(member.ranks, default=0)).manager
 
     @property
     def speaks_digest(self) -> bool:
@@ -54,20 +80,15 @@ def services_folder(deployment: fleet.Deployment, fleet_path: str, env: Mapping[
 
 
 def of(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]) -> Target:
-    """Raises ServiceError for a deployment without services, or whose definitions cannot be used."""
+    """Touches nothing. Raises ServiceError for a deployment without services, or whose definitions cannot be used."""
     members = []
-    folder = services_folder(deployment, fleet_path, env)
     for node in deployment.node:
+        remote = Remote(node) if deployment.service != "embedded" else None
         for service in node.service:
             if service.role == "router":
                 continue
-            if deployment.service == "systemd":
-                manager: ServiceManager = SystemdService(Remote(node), service.unit)
-            elif service.command:
-                manager = EmbeddedService(_materialise(service, env), service.unit, env)
-            else:
-                manager = EmbeddedService(folder, service.unit, env)
-            members.append(Member(manager, service.ranks, service.run_dir))
+            manager = _embedded(deployment, service, fleet_path, env) if remote is None else _systemd(deployment, service, remote)
+            members.append(Member(manager, service.ranks, service.run_dir, node.replica, node.api))
     if not members:
         raise ServiceError(
             f"{fleet_path}: deployment.{deployment.name}: no service to change; add [[deployment.{deployment.name}.node.service]]"
@@ -76,10 +97,16 @@ def of(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]) ->
     return Target(deployment.name, deployment.engine, deployment.api, key, tuple(members))
 
 
-def _materialise(service: fleet.Service, env: Mapping[str, str]) -> Path:
-    """A service that the fleet file describes whole, as the definition file that its supervisor reads."""
-    folder = fleet.state_root(env) / "services"
+def _systemd(deployment: fleet.Deployment, service: fleet.Service, remote: Remote) -> ServiceManager:
+    user = deployment.service == "systemd-user"
+    if service.container:
+        return ContainerService(remote, service.unit, service.container, user=user)
+    return SystemdService(remote, service.unit, user=user)
+
+
+def _embedded(deployment: fleet.Deployment, service: fleet.Service, fleet_path: str, env: Mapping[str, str]) -> ServiceManager:
+    if not service.command:
+        return EmbeddedService(services_folder(deployment, fleet_path, env), service.unit, env)
     argv = [*service.command, *service.args]
     found = definition.Definition(argv=argv, env=service.env, cwd=service.cwd or "/", run_dir=service.run_dir, log=service.log)
-    definition.write(folder / f"{service.unit}.toml", found)
-    return folder
+    return EmbeddedService(fleet.state_root(env) / "services", service.unit, env, found)

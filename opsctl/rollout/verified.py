@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from opsctl.rollout.plan import Command
+from opsctl.rollout.plan import Command, Plan, RevertTarget
 from opsctl.service import record
 
 
@@ -27,3 +27,11 @@ def read(folder: Path) -> Verified | None:
 
 def write(folder: Path, verified: Verified) -> None:
     record.write(folder / "verified.json", verified)
+
+
+def target_of(known: Verified | None, made: Plan) -> RevertTarget | None:
+    """What a plan shows of it."""
+    if known is None:
+        return None
+    same = all(known.services.get(service.name) == service.before for service in made.services)
+    return RevertTarget(known.digest, known.at_utc, known.by, same)

@@ -90,6 +90,8 @@ def _ended(first: Snapshot, now: Snapshot) -> str:
         return f"the main process ended ({now.result}) and waits to be restarted"
     if now.invocation_id != first.invocation_id:
         return f"invocation {first.invocation_id[:8]} has ended; {now.invocation_id[:8] or 'none'} runs in its place"
+    if now.container_id and first.container_id and now.container_id != first.container_id:
+        return f"container {first.container_id[:12]} has ended; {now.container_id[:12]} runs in its place"
     if now.state in (State.failed, State.inactive, State.deactivating):
         return f"the service is {now.state} ({now.result})"
     if first.main_pid and now.main_pid != first.main_pid:

@@ -139,13 +139,16 @@ def run(context: typer.Context, name: str = NAME, services: str = SERVICES) -> N
 
 
 def _until_ready(service: EmbeddedService, waiter: Waiter, deadline_s: float) -> None:
-    """Raises ServiceError as soon as the service has failed for good, or three times in a row."""
+    """Ready in two looks at the same start: one that dies of what it was ready for is not. Raises ServiceError as soon as
+    the service has failed for good, or three times in a row."""
+    seen = [""]
 
     def ready() -> bool:
         found = service.snapshot()
         if found.state is State.failed or (found.waiting_to_restart and found.restarts >= 2):
             tail = "\n".join(line.text for line in service.log(found.invocation_id)[-20:])
             raise ServiceError(f"{service.name}: {found.state} ({found.result}), restarts {found.restarts}; its last lines:\n{tail}")
-        return found.state is State.active
+        before, seen[0] = seen[0], found.invocation_id if found.state is State.active else ""
+        return bool(seen[0]) and seen[0] == before
 
     waiter.until(f"{service.name} to be ready", ready, deadline_s)

@@ -23,15 +23,14 @@ def lines(run: Callable[..., Done], invocation_id: str, *, user: bool, container
 
     Raises ServiceError when the journal cannot be read."""
     run("journalctl", "--sync", deadline_s=_DEADLINE_S)  # needs root; without it the last second may be missing
-    scope = ["--user"] if user else []
     manager = "USER_INVOCATION_ID" if user else "INVOCATION_ID"
-    found = _query(run, [*scope, f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{manager}={invocation_id}",
+    found = _query(run, [f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{manager}={invocation_id}",
                          "+", f"MESSAGE_ID={_SUPPRESSED}", f"OBJECT_SYSTEMD_INVOCATION_ID={invocation_id}",
                          *(("+", f"CONTAINER_ID_FULL={container_id}") if container_id else ())])  # fmt: skip
     pids = sorted({entry["_PID"] for entry in found if entry.get("_SYSTEMD_INVOCATION_ID") == invocation_id and "_PID" in entry})
     if found and pids:
         after = ["--after-cursor", str(found[0]["__CURSOR"])]
-        late = _query(run, [*scope, *after, *(f"_PID={pid}" for pid in pids)])
+        late = _query(run, [*after, *(f"_PID={pid}" for pid in pids)])
         known = {entry["__CURSOR"] for entry in found}
         found += [entry for entry in late if entry["__CURSOR"] not in known and "_SYSTEMD_INVOCATION_ID" not in entry]
         found.sort(key=lambda entry: (int(entry["__MONOTONIC_TIMESTAMP"]), str(entry["__CURSOR"])))

@@ -26,6 +26,7 @@ _LEFTOVERS = (
     "id=$(tr '\\0' '\\n' <\"/proc/$pid/environ\" 2>/dev/null | sed -n 's/^INVOCATION_ID=//p'); "
     '[ -z "$id" ] || [ "$id" = "$2" ] || echo "$pid"; done <"$f"; done; exit 0'
 )
+_AS_USER = 'export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"; exec "$@"'
 _WRITE = 'set -e; mkdir -p "$1"; umask "$3"; cat >"$1/.opsctl.$$"; sync "$1/.opsctl.$$"; mv -f "$1/.opsctl.$$" "$1/$2"; sync "$1"'
 
 
@@ -54,6 +55,8 @@ class SystemdService:
     # Commands on the node.
 
     def _do(self, *command: str, stdin: bytes = b"", deadline_s: float = _ANSWER_S) -> Done:
+        if self._user:  # an ssh session without a login has no XDG_RUNTIME_DIR, and nobody then finds the user's manager
+            command = ("sh", "-c", _AS_USER, "opsctl", *command)
         try:
             return self._node.run(list(command), deadline_s=deadline_s, stdin=stdin)
         except NodeError as error:

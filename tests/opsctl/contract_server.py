@@ -202,6 +202,13 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no error of the server's, and no traceback in its log."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def write_boxes(settings: config.Settings, trouble: argparse.Namespace) -> None:
     folder = config.run_directory(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -228,8 +235,8 @@ def serve(args: list[str]) -> int:
         notify("READY=1")
         time.sleep(3600)
     Handler.served = Served(settings, trouble)
-    ThreadingHTTPServer.daemon_threads = True
-    with ThreadingHTTPServer((settings.server.host, settings.server.port), Handler) as server:
+    Server.daemon_threads = True
+    with Server((settings.server.host, settings.server.port), Handler) as server:
         notify("READY=1")
         print("The server is fired up and ready to roll!", flush=True)
         server.serve_forever(poll_interval=0.05)

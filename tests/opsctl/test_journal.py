@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from opsctl.rollout import journal
-from opsctl.rollout.guard import without_service
+from opsctl.rollout.deadlines import Times
 from opsctl.rollout.journal import Journal, State
-from opsctl.rollout.plan import Command, Plan, ServicePlan, Times
+from opsctl.rollout.plan import Command, Plan, ServicePlan
+from opsctl.rollout.result import without_service
 from opsctl.service import record
 
 PLAN = Plan("d", ("--set a=1",), (ServicePlan("s", "here", Command(("x",), {}), Command(("x", "--a", "1"), {}), {}),), "", "", Times())
@@ -75,8 +76,3 @@ def test_the_first_decision_stands_for_everyone(tmp_path: Path) -> None:
 )
 def test_the_time_without_service_counts_only_the_gaps(moments: dict[str, float], seconds: float | None) -> None:
     assert without_service(moments) == seconds
-
-
-def test_times_that_cannot_work_together_are_named() -> None:
-    assert Times().problems() == ()
-    assert "--boot-deadline-s 10" in Times(boot_s=10).problems()[0]

@@ -1,4 +1,5 @@
-"""One contract for every service manager: the embedded supervisor, and systemd on a real node."""
+"""One contract for every service manager: the embedded supervisor, and on a real node systemd's units, those of a user's
+own manager, and a unit that runs a container (under a fake runtime, ``fake_runtime.py``: no container engine is here)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 from e2e import nodes
 
 from opsctl.service import wait
+from opsctl.service.container import ContainerService
 from opsctl.service.embedded import EmbeddedService
 from opsctl.service.manager import Lease, LeaseLost, Locked, Override, ServiceError, ServiceManager, State
 from opsctl.service.systemd import SystemdService
@@ -20,6 +22,7 @@ from opsctl.service.wait import Waiter
 from tests.opsctl.site import wait_until
 
 STEADY = Path(__file__).parent / "steady.py"
+FAKE_RUNTIME = Path(__file__).parent / "fake_runtime.py"
 AWKWARD = [
     '{"a": 1}',
     "100%",
@@ -36,6 +39,16 @@ AWKWARD = [
     "--x=;",
     "@-",
 ]
+# As user@0.service, without the login manager that this node has not.
+USER_MANAGER = """[Service]
+Type=notify
+ExecStartPre=/bin/mkdir -p -m 700 /run/user/0
+ExecStart=/lib/systemd/systemd --user
+Environment=XDG_RUNTIME_DIR=/run/user/0 HOME=/root
+Delegate=yes
+KillMode=mixed
+Slice=user-0.slice
+"""
 WAITER = Waiter(poll_s=0.02)
 
 
@@ -53,12 +66,15 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nodes.SystemdNode
     booted.stop()
 
 
-@pytest.fixture(params=["embedded", pytest.param("systemd", marks=pytest.mark.nodes)])
+ON_NODE = ["systemd", "systemd-user", "container"]
+
+
+@pytest.fixture(params=["embedded", *(pytest.param(name, marks=pytest.mark.nodes) for name in ON_NODE)])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     if request.param == "embedded":
         yield from _embedded(tmp_path)
     else:
-        yield from _systemd(request.getfixturevalue("node"))
+        yield from _systemd(request.getfixturevalue("node"), request.param)
 
 
 def _embedded(folder: Path) -> Iterator[Make]:
@@ -80,18 +96,30 @@ def _embedded(folder: Path) -> Iterator[Make]:
         wait_until(lambda service=service: service.ended, what="the supervisor to end")
 
 
-def _systemd(node: nodes.SystemdNode) -> Iterator[Make]:
+def _systemd(node: nodes.SystemdNode, kind: str) -> Iterator[Make]:
     made: list[SystemdService] = []
+    user = kind == "systemd-user"
+    folder = node.root / ("root/.config/systemd/user" if user else "etc/systemd/system")
+    folder.mkdir(parents=True, exist_ok=True)
+    if user:
+        (node.root / "etc/systemd/system/user@0.service").write_text(USER_MANAGER)
+        done = node.run(["sh", "-c", "systemctl daemon-reload; systemctl start user@0.service"])
+        assert done.code == 0, done.err
 
     def make(*args: str) -> ServiceManager:
-        unit = f"steady{len(list(node.root.glob('etc/systemd/system/steady*.service')))}.service"
-        start = " ".join(json.dumps(word) for word in [sys.executable, str(STEADY), "serve", *args])
-        (node.root / "etc/systemd/system" / unit).write_text(
-            f"[Service]\nType=notify\nExecStart={start}\nEnvironment=MARK=defined PYTHONUNBUFFERED=1\nKillMode=mixed\nTimeoutStopSec=2\n"
-            "Restart=on-failure\nRestartSec=0.3\n[Unit]\nStartLimitIntervalSec=0\n"
+        name = f"{kind}{len(list(folder.glob(f'{kind}[0-9]*.service')))}"
+        argv = [sys.executable, str(STEADY), "serve", *args]
+        if kind == "container":
+            argv = [str(FAKE_RUNTIME), "run", "--rm", "--name", name, "steady:1", "serve", *args]
+        start = " ".join(json.dumps(word) for word in argv)
+        more = f"Environment=FAKE_RUNTIME_PROGRAM={sys.executable}:{STEADY}\nSuccessExitStatus=143\n" if kind == "container" else ""
+        (folder / f"{name}.service").write_text(
+            f"[Service]\nType=notify\nNotifyAccess=all\nExecStart={start}\nEnvironment=MARK=defined PYTHONUNBUFFERED=1\n{more}"
+            "KillMode=mixed\nTimeoutStopSec=2\nRestart=on-failure\nRestartSec=0.3\n[Unit]\nStartLimitIntervalSec=0\n"
         )
-        node.run(["systemctl", "daemon-reload"])
-        made.append(SystemdService(node, unit))
+        unit = f"{name}.service"
+        made.append(ContainerService(node, unit, name) if kind == "container" else SystemdService(node, unit, user=user))
+        made[-1]._systemctl("daemon-reload")
         return made[-1]
 
     yield make

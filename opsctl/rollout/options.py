@@ -1,0 +1,95 @@
+"""The options that say what is to change, shared by ``rollout plan`` and ``rollout apply``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from monitors.fleet import Caller
+from opsctl.callers import agreed
+from opsctl.rollout import flags, wish
+from opsctl.rollout.deadlines import Asked
+from opsctl.rollout.wish import Wish
+
+_List = list[str]
+# Help panels would need rich markup; the order here is the order of --help.
+
+
+@dataclass(frozen=True)
+class Options:
+    """Each field is an option; its annotation is what typer shows."""
+
+    set_: Annotated[_List, typer.Option("--set", metavar="FLAG[=VALUE]", help="Set a flag, e.g. grammar-backend=none or "
+                                        "disable-overlap-schedule. Repeatable.")]  # fmt: skip
+    unset: Annotated[_List, typer.Option("--unset", metavar="FLAG", help="Take a flag out. Repeatable.")]
+    env: Annotated[_List, typer.Option("--env", metavar="NAME=VALUE", help="Set a variable of the service's environment. Repeatable.")]
+    overlay: Annotated[_List, typer.Option("--overlay", metavar="FILE=TARGET", help="Mount this file of yours over TARGET as the service "
+                                           "sees it, read-only; proven by its SHA-256 in each process. Repeatable.")]  # fmt: skip
+    remove_overlay: Annotated[_List, typer.Option("--remove-overlay", metavar="TARGET", help="Take an overlay away again. Repeatable.")]
+    image: Annotated[str, typer.Option("--image", metavar="NAME", help="Another image for the container that the unit runs; both must be "
+                                       "on the node already.")]  # fmt: skip
+    package: Annotated[str, typer.Option("--package", metavar="FOLDER", help="Another environment to run the program from: FOLDER/bin/... "
+                                         "beside the old one, which must stay.")]  # fmt: skip
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Another model; where both are paths, both must be there.")]
+    boot: Annotated[float | None, typer.Option("--boot-deadline-s", help="A start that is not ready by then has failed. [default: from "
+                                               "recorded boots, at most the fleet file's boot_deadline_s]")]  # fmt: skip
+    stable: Annotated[float | None, typer.Option("--stable-s", help="How long it must hold before the commit. [default: the fleet file's]")]
+    lease: Annotated[float, typer.Option("--lease-s", help="Each node reverts by itself when this command is silent for so long.")]
+    hold: Annotated[float | None, typer.Option("--hold-s", help="How long a held rollout waits for resume or abort. [default: the fleet "
+                                               "file's, 3600]")]  # fmt: skip
+    incident: Annotated[bool, typer.Option("--incident", help="The server is down or wedged: go by the recorded baseline instead of a live "
+                                           "one.")]  # fmt: skip
+    allow_red: Annotated[bool, typer.Option("--allow-red", help="Go on although what runs now fails its proof.")]
+    no_revert_target: Annotated[bool, typer.Option("--no-revert-target", help="Go on although no verified configuration is known; a revert "
+                                                   "then goes back to what is configured now, good or bad.")]  # fmt: skip
+    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the journal and shown by history.")]
+    expect: Annotated[_List, typer.Option("--expect-change", metavar="NAME=CLASS", help="A caller of the fleet file whose answers are "
+                                          'meant to change, and to what: text, json, tool_call, "http 400". Repeatable.')]  # fmt: skip
+    review: Annotated[str, typer.Option("--review-by", metavar="YYYY-MM-DD", help="By when somebody must have looked at --expect-change "
+                                        "again.")]  # fmt: skip
+    allowance: Annotated[float | None, typer.Option("--throughput-allowance", metavar="PCT", help="Measure speed before and after; a loss "
+                         "above this fails. Off unless given here or in the fleet file: it is a load beside live traffic, takes minutes, "
+                         "and says nothing on a machine that is busy with others.")]  # fmt: skip
+
+    def wish(self, callers: Sequence[Caller], *, attended: bool) -> Wish:
+        """Raises BadParameter with the option that cannot be used."""
+        try:
+            return Wish(
+                wish.edits_of(self.set_, self.unset), dict(flags.parse_env(text) for text in self.env), wish.overlays_of(self.overlay),
+                tuple(self.remove_overlay), self.image, self.package, self.model, Asked(self.boot, self.stable, self.lease, self.hold),
+                self.incident, self.allow_red, self.no_revert_target, attended, self.reason,
+                agreed.parse(self.expect, self.review, callers), self.allowance,
+            )  # fmt: skip
+        except (flags.EditError, agreed.AgreedError) as error:
+            raise typer.BadParameter(str(error)) from error
+
+
+_DEFAULTS: dict[str, Any] = {"boot": None, "stable": None, "lease": 60.0, "hold": None, "allowance": None}
+_EMPTY: dict[Any, Any] = {_List: [], str: "", bool: False}
+
+
+def changing(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter ``options: Options`` is given on the command line field by field."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
+    hints = typing.get_type_hints(Options, include_extras=True)
+    added = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name],
+                          default=_DEFAULTS.get(one.name, _EMPTY.get(typing.get_args(hints[one.name])[0])))
+        for one in dataclasses.fields(Options)
+    ]  # fmt: skip
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(options=Options(**{one.name: given.pop(one.name) for one in dataclasses.fields(Options)}), **given)
+
+    run.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added)  # type: ignore[attr-defined]
+    del run.__wrapped__  # typer would read the annotations of what it wraps
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    return run

@@ -1,0 +1,50 @@
+"""A plan as it is read by somebody who was woken for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opsctl.rollout.boots import Boot, slowest
+from opsctl.rollout.plan import Plan
+
+_NAMES = {"boot_s": "boot", "answer_s": "one answer", "stable_s": "steady", "stop_s": "stop", "lease_s": "lease", "hold_s": "hold",
+          "revert_boot_s": "revert's boot"}  # fmt: skip
+
+
+def text(made: Plan, callers: str, recorded: Sequence[Boot]) -> str:
+    """What changes, in which order, how long it may take and what it goes back to. ``callers``: see ``survey.told``."""
+    parts = [f"rollout of {made.deployment}: {' '.join(made.edits)}" + (f"  # {made.reason}" if made.reason else ""), "", made.diff(), ""]
+    if made.digest_after:
+        same = "  (the same: nothing that the engine declares changes)" if made.digest_after == made.digest_before else ""
+        parts.append(f"configuration   {made.digest_before[:12]} -> {made.digest_after[:12]}{same}")
+    parts += _order(made, slowest(recorded))
+    parts.append(f"revert target   {_revert(made)}")
+    parts += [callers] if callers else []
+    parts.append("deadlines")
+    parts += [f"  {_NAMES[key]:<14} {getattr(made.times, key):>7.6g} s  {why}" for key, why in made.times_from.items()]
+    trials = sorted({file.trial for service in made.services for file in service.files})
+    parts.append(f"until the commit the change lies in {', '.join(trials)}; a reboot, or silence of this command, takes it away")
+    parts += [f"note: {note}" for note in made.notes]
+    parts.append(f"plan {made.digest}")
+    return "\n".join(parts)
+
+
+def _order(made: Plan, boot: Boot | None) -> list[str]:
+    groups = made.groups or (tuple(service.name for service in made.services),)
+    took = (
+        f"about {boot.seconds:.1f} s without service, as its slowest recorded boot" if boot else "how long a boot takes is not recorded yet"
+    )
+    if len(groups) == 1:
+        return [f"order           {', '.join(groups[0])}: drain, stop and start together; {took}"]
+    lines = [f"order           {len(groups)} replicas, one at a time; each: {took}"]
+    for number, names in enumerate(groups, 1):
+        lines.append(f"  {number}. {', '.join(names)}{'  (the canary: no failure is allowed)' if number == 1 else ''}")
+    return lines
+
+
+def _revert(made: Plan) -> str:
+    if made.revert is None:
+        return "none is recorded; apply proves what runs now and records that first"
+    digest = f"{made.revert.digest[:12]}, " if made.revert.digest else ""
+    now = "what is configured now" if made.revert.runs_now else "NOT what is configured now: apply proves what runs first and records that"
+    return f"{digest}verified {made.revert.at_utc} by {made.revert.by}; {now}"

@@ -1,0 +1,148 @@
+"""A plan shows everything and touches nothing; an apply refuses what cannot be right before it touches anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from opsctl.rollout import boots
+from opsctl.service.manager import State
+from tests.opsctl.site import SERVER, Site, wait_until
+
+MakeSite = Callable[..., Site]
+
+
+def described(site: Site) -> Site:
+    """The same deployment, its service described in the fleet file alone."""
+    argv = [sys.executable, str(SERVER), "serve"]
+    text = (site.folder / "fleet.toml").read_text()
+    whole = f"unit = 'whole'\ncommand = {json.dumps(argv)}\nargs = ['--port', '{site.port}']\nrun_dir = '{site.folder}/boxes/whole'\n"
+    (site.folder / "fleet.toml").write_text(text.replace("unit = 'node0'\n", whole))
+    return site
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and "log" not in path.parts}
+
+
+def test_a_plan_touches_nothing_even_where_the_fleet_file_alone_describes_the_service(tmp_path: Path) -> None:
+    site = described(Site(tmp_path / "s"))
+    try:
+        before = everything(site.folder)
+        ran = site.rollout("plan", "--set", "page-size=32")
+        assert ran.code == 0, ran.out
+        assert site.rollout("status").code == 0 and site.rollout("history").code == 0
+        assert everything(site.folder) == before
+    finally:
+        site.pages.close()
+
+
+def test_a_plan_shows_files_order_revert_target_and_where_each_deadline_comes_from(make_site: MakeSite) -> None:
+    site = make_site(nodes=2)
+    assert site.rollout("verify").code == 0
+    ran = site.rollout("plan", "--set", "page-size=32")
+    data = ran.data
+    assert f'committed.json (at the commit)\n@@ -0,0 +1 @@\n+{{"argv":[{json.dumps(sys.executable)}' in data["diff"]
+    assert data["groups"] == [["node0", "node1"]]
+    assert data["revert"]["runs_now"] is True and data["revert"]["digest"] == data["digest_before"]
+    assert data["times"]["boot_s"] == 60.0 and "slowest of the last 1 recorded boots" in data["times_from"]["boot_s"]
+    assert data["times"]["stop_s"] == 18.0 and "limit of 3 s" in data["times_from"]["stop_s"]
+    assert set(data["times_from"]) == set(data["times"])
+    text = text_of(site, "plan", "--set", "page-size=32")
+    for word in ("revert target", "drain, stop and start together", "deadlines", "recorded boot", "until the commit the change lies in"):
+        assert word in text, text
+
+
+def text_of(site: Site, *words: str) -> str:
+    import io
+
+    from opsctl import cli
+
+    out = io.StringIO()
+    argv = [word for word in site.argv(*words) if word != "--json"]
+    cli.main(argv, site.env, stdin=io.StringIO(), stdout=out, stderr=io.StringIO())
+    return out.getvalue()
+
+
+def test_a_history_without_rollouts_says_so(make_site: MakeSite) -> None:
+    assert "no rollout of d yet" in text_of(make_site(), "history")
+
+
+def test_a_port_that_the_fleet_file_does_not_know_is_refused_with_the_reason(make_site: MakeSite) -> None:
+    site = make_site()
+    ran = site.apply("--set", f"port={site.port + 1}")
+    assert ran.code == 2
+    assert f"find the API at http://127.0.0.1:{site.port}" in ran.errors[0]["message"]
+    assert site.services[0].read_change().trial is None
+
+
+def test_a_port_held_by_somebody_else_is_named_before_anything_is_started(make_site: MakeSite) -> None:
+    site = make_site()
+    assert site.rollout("verify").code == 0
+    service = site.services[0]
+    service.begin_stop()
+    wait_until(lambda: service.snapshot().state is State.inactive)
+    with socket.create_server(("127.0.0.1", site.port)):
+        ran = site.apply("--set", "page-size=32", "--incident")
+    assert ran.code == 2, ran.err
+    assert f"port {site.port} on here is held by process {os.getpid()}" in ran.errors[0]["message"]
+    assert service.snapshot().state is State.inactive
+
+
+def test_a_red_baseline_may_be_gone_on_from_only_when_it_is_said(make_site: MakeSite) -> None:
+    site = make_site(args=["--garbage"])
+    refused = site.apply("--unset", "garbage")
+    assert refused.code == 9 and "--allow-red" in refused.errors[0]["remedy"]
+    refused = site.apply("--unset", "garbage", "--allow-red")
+    assert refused.code == 2 and "--no-revert-target" in refused.errors[0]["remedy"]
+    ran = site.apply("--unset", "garbage", "--allow-red", "--no-revert-target")
+    assert ran.code == 0, ran.err
+    assert site.rollout("status").data["verified"]["by"] == ran.data["id"]
+
+
+def test_a_crash_loop_is_not_recorded_as_verified_in_its_good_minute(make_site: MakeSite) -> None:
+    site = make_site(args=["--crash-after", "9"])
+    ran = site.rollout("verify", "--stable-s", "30")
+    assert ran.code == 9, ran.err
+    assert ran.data["verified"] is None
+    assert ran.data["checks"][-1]["outcome"] == "failed"
+    assert site.rollout("status").data["verified"] is None
+
+
+def test_who_did_what_and_why_is_kept_and_shown(make_site: MakeSite) -> None:
+    site = make_site()
+    site.env["SUDO_USER"] = "alice"
+    ran = site.apply("--set", "page-size=32", "--reason", "longer prompts")
+    assert ran.code == 0, ran.err
+    entry = site.rollout("show").data
+    assert entry["who"]["sudo_user"] == "alice" and entry["reason"] == "longer prompts" and entry["state"] == "committed"
+    assert entry["entries"][-1]["data"]["exit_code"] == 0
+    text = text_of(site, "show", ran.data["id"][:15])
+    assert "sudo_user alice" in text and "+--page-size 32" in text and "committed" in text
+    missing = site.rollout("show", "1999")
+    assert missing.code == 2 and ran.data["id"] in missing.errors[0]["message"]
+
+
+def test_boots_that_led_to_a_proven_service_are_recorded_and_shorten_the_next_deadline(make_site: MakeSite) -> None:
+    site = make_site()
+    assert "no boot of this deployment is recorded" in site.rollout("plan", "--set", "page-size=32").data["times_from"]["boot_s"]
+    assert site.apply("--set", "fail-at-boot").code == 3
+    recorded = boots.read(site.folder / "state" / "lastbatch" / "rollouts" / "d")
+    assert [boot.by.split()[0] for boot in recorded] == ["verify", "revert"]
+    assert site.rollout("plan", "--set", "page-size=32").data["times"]["boot_s"] == 60.0
+
+
+def test_a_page_that_did_not_go_out_is_owed_and_sent_by_the_next_command(make_site: MakeSite) -> None:
+    site = make_site()
+    site.write_fleet(page_url="json://127.0.0.1:9/")
+    assert site.apply("--set", "fail-at-boot").code == 3
+    site.write_fleet()
+    assert site.rollout("status").data["owed"] == ["d: rollout reverted"]
+    ran = site.rollout("verify")
+    assert ran.code == 0 and "sent now" in ran.err
+    assert "late" in site.pages.got[0]["message"] and site.pages.got[0]["title"] == "d: rollout reverted"
+    assert site.rollout("status").data["owed"] == []

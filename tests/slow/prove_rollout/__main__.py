@@ -1,0 +1,79 @@
+"""``python -m tests.slow.prove_rollout [--rows A,B] [--again]``: each row of what can go wrong with a rollout, for real.
+
+Rows keep their results (``docs/results/prove-rollout.json``): a run that was cut off goes on, ``--again`` starts anew,
+``--rows`` plays those whose names begin so once more. Prints the table, and keeps it in ``docs/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e import nodes
+from tests.slow.prove_rollout.row import Row, restored, table
+from tests.slow.prove_rollout.rows import ROWS
+from tests.slow.prove_rollout.stage import Stage
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+
+
+def main(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make prove-rollout ARGS=...", description=__doc__)
+    parser.add_argument("--rows", default="", help="only those whose names begin so, separated by commas; played again")
+    parser.add_argument("--again", action="store_true", help="forget what was kept")
+    options = parser.parse_args(args)
+    why = nodes.missing(ssh=True)
+    if why:
+        print(f"prove-rollout: {why}", file=sys.stderr)
+        return 7
+    kept_file = RESULTS / "prove-rollout.json"
+    kept: dict[str, Row] = {}
+    if kept_file.exists() and not options.again:
+        kept = {name: restored(data) for name, data in json.loads(kept_file.read_text()).items() if name in ROWS}
+    chosen = [name for name in ROWS if any(name.startswith(word) for word in options.rows.split(",") if word)]
+    todo = chosen or [name for name in ROWS if name not in kept]
+    if todo:
+        play(todo, kept, kept_file)
+    rows = [kept[name] for name in ROWS if name in kept]
+    bad = [row for row in rows if row.problems]
+    text = f"{table(rows)}\n\n{len(rows)} of {len(ROWS)} rows, {len(bad)} not as they must be."
+    boot = next((row.boot_s for row in rows), 0.0)
+    head = f"# Rollouts on two systemd nodes over ssh\n\n`make prove-rollout`. One boot of the contract server: {boot} s.\n\n"
+    (RESULTS / "prove-rollout.md").write_text(f"{head}{text}\n")
+    print(text)
+    return 9 if bad or len(rows) < len(ROWS) else 0
+
+
+def play(todo: Sequence[str], kept: dict[str, Row], kept_file: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="prove-rollout-") as scratch:
+        stage: Stage | None = None
+        try:
+            for name in todo:
+                begun = time.monotonic()
+                try:
+                    stage = stage or Stage(Path(scratch))
+                    stage.reset()
+                    kept[name] = ROWS[name](stage, name)
+                except Exception:  # one row that cannot be played hides no other
+                    traceback.print_exc()
+                    kept.pop(name, None)
+                    print(f"prove-rollout: {name}: could not be played", file=sys.stderr, flush=True)
+                    continue
+                said = "; ".join(kept[name].problems) or "as it must"
+                print(f"prove-rollout: {name}: {said} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
+                if kept[name].problems:
+                    print(stage.told, file=sys.stderr, flush=True)
+                kept_file.write_text(json.dumps({key: row.data() for key, row in kept.items()}, indent=1) + "\n")
+        finally:
+            if stage is not None:
+                stage.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

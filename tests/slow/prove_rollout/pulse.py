@@ -1,0 +1,29 @@
+"""A client that never stops asking, as a process of its own: ``pulse.py URL FILE`` appends ``SECONDS 0|1`` for each
+completion that was asked for (monotonic time of the asking; 1: answered)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+BODY = {"model": "", "messages": [{"role": "user", "content": "a pulse"}], "max_tokens": 4, "temperature": 0}
+
+
+def main(url: str, file: Path) -> None:
+    with httpx.Client(timeout=10, trust_env=False) as client, file.open("a") as out:
+        while True:
+            begun = time.monotonic()
+            try:
+                good = client.post(f"{url}/v1/chat/completions", json=BODY).status_code == 200
+            except httpx.HTTPError:
+                good = False
+            out.write(f"{begun:.3f} {int(good)}\n")
+            out.flush()
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
