@@ -72,3 +72,7 @@ cases: $(READY) ## verdicts on recorded cases against what is expected, precisio
 .PHONY: fuzz
 fuzz: $(READY) ## 10,000 mutated log lines, metrics pages, stacks and case folders: no exception
 	@FUZZ_ROUNDS=10000 $(BIN)/python -m pytest -q tests/monitors/test_any_input.py $(ARGS)
+
+.PHONY: prove-rollout
+prove-rollout: $(READY) node-packages ## what can go wrong with a rollout, each for real on two systemd nodes
+	@$(BIN)/python -m tests.slow.prove_rollout $(ARGS)
