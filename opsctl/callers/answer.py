@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
+import referencing
+import referencing.exceptions
 
 from opsctl.callers.request import schema_of, shape_of
 from opsctl.rollout.reply import Reply, degenerate
@@ -61,12 +63,13 @@ def _against_schema(value: Any, schema: Any) -> str:
     if schema is None:
         return ""
     try:
-        jsonschema.validate(value, json.loads(schema) if isinstance(schema, str) else schema)
-    except jsonschema.ValidationError as error:
-        return f"breaks its schema at {error.json_path} ({error.validator})"
-    except (jsonschema.SchemaError, ValueError) as error:
+        form = json.loads(schema) if isinstance(schema, str) else schema
+        kind = jsonschema.validators.validator_for(form, default=jsonschema.Draft202012Validator)
+        kind.check_schema(form)
+        wrong = next(kind(form, registry=referencing.Registry()).iter_errors(value), None)  # no other document is fetched
+    except (jsonschema.SchemaError, referencing.exceptions.Unresolvable, ValueError) as error:
         return f"the schema in the request is none: {getattr(error, 'message', error)}"
-    return ""
+    return f"breaks its schema at {wrong.json_path} ({wrong.validator})" if wrong is not None else ""
 
 
 def _called(reply: Reply, request: Mapping[str, Any]) -> Answered:
