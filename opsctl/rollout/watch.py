@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from opsctl.rollout.traces import tracebacks
+from opsctl.service import together
 from opsctl.service.manager import ServiceError, ServiceManager, Snapshot, State
 from opsctl.service.wait import Waiter
 
@@ -35,10 +36,10 @@ class Watch:
 
     def look(self) -> None:
         """Raises Crash when a service is no longer in the start that was frozen."""
+        found = together.snapshots(self.managers)
         for manager in self.managers:
             first = self.frozen[manager.name]
-            now = manager.snapshot()
-            what = _ended(first, now)
+            what = _ended(first, found[manager.name])
             if what:
                 self._raise(manager, first.invocation_id, what)
 
@@ -77,7 +78,9 @@ class Watch:
         self.look()
         thread = threading.Thread(target=run, name=f"rollout: {what}", daemon=True)
         thread.start()
-        self.until(what, lambda: not thread.is_alive(), deadline_s)
+        thread.join(self.waiter.poll_s)
+        if thread.is_alive():
+            self.until(what, lambda: not thread.is_alive(), deadline_s)
         thread.join()
         self.look()
         if errors:

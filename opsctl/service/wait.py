@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from opsctl.service import together
 from opsctl.service.manager import ServiceError, ServiceManager, Snapshot, State
 
 POLL_S = 0.2
@@ -57,7 +58,7 @@ def stop(services: Sequence[ServiceManager], waiter: Waiter, deadline_s: float) 
     for service in services:
         service.begin_stop()
     names = ", ".join(service.name for service in services)
-    waiter.until(f"{names} to stop", lambda: all(stopped(service.snapshot()) for service in services), deadline_s)
+    waiter.until(f"{names} to stop", lambda: all(map(stopped, together.snapshots(services).values())), deadline_s)
 
 
 def stopped(snapshot: Snapshot) -> bool:
@@ -69,17 +70,15 @@ def start(services: Sequence[ServiceManager], waiter: Waiter, deadline_s: float)
 
     Returns the first snapshot of each new invocation. Raises Deadline.
     """
-    before = {service.name: service.snapshot().invocation_id for service in services}
+    before = {name: found.invocation_id for name, found in together.snapshots(services).items()}
     for service in services:
         service.begin_start()
     begun: dict[str, Snapshot] = {}
 
     def all_begun() -> bool:
-        for service in services:
-            if service.name not in begun:
-                found = service.snapshot()
-                if found.invocation_id and found.invocation_id != before[service.name]:
-                    begun[service.name] = found
+        for name, found in together.snapshots([service for service in services if service.name not in begun]).items():
+            if found.invocation_id and found.invocation_id != before[name]:
+                begun[name] = found
         return len(begun) == len(services)
 
     waiter.until(f"{', '.join(before)} to begin a new start", all_begun, deadline_s)
