@@ -55,6 +55,9 @@ class ParallelSettings:
     dist_init_addr: str = _flag(
         "", "--dist-init-addr", "HOST:PORT of node 0 for the rendezvous; the next three ports are used too", local=True
     )
+    group_token_file: str = _flag(
+        "", "--group-token-file", "file with a secret that all nodes of a group share: nobody else is let into it", local=True
+    )
     threads_per_rank: int = _flag(0, "--threads-per-rank", "compute threads of a rank on a CPU; 0: cores divided by local ranks")
     rendezvous_timeout_s: float = _flag(300.0, "--rendezvous-timeout", "how long ranks wait for each other at start", unit="s")
 
@@ -99,6 +102,9 @@ class GrammarSettings:
         "xgrammar", "--grammar-backend", "constrained decoding; none refuses it at admission", choices=("xgrammar", "none")
     )
     compile_timeout_s: float = _flag(10.0, "--grammar-compile-timeout", "a grammar that takes longer to compile is refused", unit="s")
+    step_budget_ms: float = _flag(
+        10.0, "--grammar-step-budget", "CPU time that one request's grammar may take a step; one that stays above it ends", unit="ms"
+    )
     max_whitespace: int = _flag(4, "--grammar-max-whitespace", "most white space between two JSON tokens; 0: none", unit="characters")
 
 
@@ -276,6 +282,7 @@ def validate(s: Settings) -> None:
         need(value >= 1, f"{flag}: {value} is less than 1")
     for flag, seconds in (("--rendezvous-timeout", s.parallel.rendezvous_timeout_s),
                           ("--grammar-compile-timeout", s.grammar.compile_timeout_s),
+                          ("--grammar-step-budget", s.grammar.step_budget_ms / 1000),
                           ("--health-generate-timeout", s.server.health_generate_timeout_s),
                           ("--health-max-age", s.server.health_max_age_s),
                           ("--boot-timeout", s.launch.boot_timeout_s)):  # fmt: skip
@@ -305,6 +312,7 @@ def validate(s: Settings) -> None:
         ("--chat-template", s.model.chat_template),
         ("--api-key-file", s.server.api_key_file),
         ("--admin-key-file", s.server.admin_key_file),
+        ("--group-token-file", s.parallel.group_token_file),
     ):
         need(not path or Path(path).is_file(), f"{flag}: {path}: no such file")
 

@@ -12,8 +12,10 @@ class Variable:
 
 
 FOR_PEOPLE = (
-    Variable("LASTBATCH_API_KEY", "the key that clients must send; `--api-key-file` comes first"),
-    Variable("LASTBATCH_ADMIN_KEY", "the key for /admin; `--admin-key-file` comes first"),
+    Variable(
+        "LASTBATCH_API_KEY", "the key that clients must send; `--api-key-file` comes first. Taken out of the environment when it was read"
+    ),
+    Variable("LASTBATCH_ADMIN_KEY", "the key for /admin; `--admin-key-file` comes first. Taken out of the environment when it was read"),
     Variable(
         "LASTBATCH_NATIVE",
         "0 turns the C parts off, and their Python equivalents run; an instruction set (avx512-bf16, avx512, avx2, portable) picks one",
@@ -44,6 +46,7 @@ BETWEEN_PROCESSES = (
     Variable("LASTBATCH_RUN_DIR", "folder of the black boxes"),
     Variable("LASTBATCH_MODEL_FOLDER", "the model's folder"),
     Variable("LASTBATCH_CONTROL_FD", "descriptor on which the launcher speaks to the rank"),
+    Variable("LASTBATCH_KEYS_FD", "descriptor on which the API process is handed the keys, so that no environment holds them"),
     Variable("LASTBATCH_READY_FD", "descriptor on which the process says that it is ready"),
 )
 """Set by the launcher for the processes that it starts; nobody else sets them."""

@@ -27,6 +27,7 @@ from engine.config import Settings
 _T = TypeVar("_T")
 _ROOM_BYTES = 512 << 20
 _CHUNK_BYTES = 64 << 20
+_LAST_TURNS = 5
 
 
 class FaultError(ValueError):
@@ -246,10 +247,12 @@ class Faults:
         return self._spent("crash.after", exit=0)
 
     def _spent(self, name: str, *, exit: int) -> bool:
+        """Asked once a turn. A few turns go by first: the last answer has to reach its client."""
         fault = self._armed.get(name)
-        if fault is None or fault.values["exit"] != exit:
+        if fault is None or fault.values["exit"] != exit or fault.state.get("answered", 0) < max(1, fault.values["requests"]):
             return False
-        return bool(fault.state.get("answered", 0) >= max(1, fault.values["requests"]))
+        fault.state["turns"] = fault.state.get("turns", 0) + 1
+        return bool(fault.state["turns"] > _LAST_TURNS)
 
     def passes(self) -> int:
         """How many times a step's forward pass is computed."""

@@ -102,6 +102,7 @@ class Tokens(msgspec.Struct, tag=True, kw_only=True):
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] | None = None
     error: str = ""
+    blamed: bool = False  # the error is the request's own doing: 400, so that nobody tries it again
 
 
 class Refused(msgspec.Struct, tag=True):

@@ -23,6 +23,7 @@ from engine.exec.layout import Segment, lay_out
 from engine.exec.sampler import Sampled, SamplingRow, prompt_logprobs, sample
 from engine.faults import Faults
 from engine.grammar.backends import GrammarError
+from engine.grammar.budget import Budgeted, GrammarTooDear
 from engine.messages import Sampling, TokenLogprob
 from engine.scheduler.plan import Enter, Plan, Row
 from engine.scheduler.results import Results, RowResult
@@ -59,6 +60,7 @@ class SequenceState:
     kv_len: int = 0
     scored: list[TokenLogprob] = field(default_factory=list)
     error: str = ""  # why it cannot go on: it ends with this step, and nobody else does
+    blamed: bool = False  # it is the request's own doing
 
     @property
     def room_left(self) -> int:
@@ -92,10 +94,12 @@ class Step:
 
 
 class Executor:
-    """One rank's share of the work. ``grammar`` is set on rank 0 only, which alone draws tokens."""
+    """One rank's share of the work. ``grammar`` is set on rank 0 only, which alone draws tokens; ``grammar_step_s`` is the
+    CPU time that one request's masks may take a step."""
 
     def __init__(self, *, model: Model, kv: KVPool, group: Group, device: Device, box: BlackBox, eos_ids: Sequence[int],
-                 new_drafter: Callable[[], Drafter], grammar: GrammarBackend | None, loop: str, faults: Faults | None) -> None:  # fmt: skip
+                 new_drafter: Callable[[], Drafter], grammar: GrammarBackend | None, loop: str, faults: Faults | None,
+                 grammar_step_s: float = 0.01) -> None:  # fmt: skip
         self._model = model
         self._kv = kv
         self._group = group
@@ -104,6 +108,7 @@ class Executor:
         self._eos = frozenset(eos_ids)
         self._new_drafter = new_drafter
         self._grammar = grammar
+        self._grammar_step_s = grammar_step_s
         self._loop = loop
         self._faults = faults
         self._sequences: dict[str, SequenceState] = {}
@@ -167,7 +172,7 @@ class Executor:
         drafter.extend(enter.tokens)
         matcher = None
         if enter.grammar and self._grammar is not None:
-            matcher = self._grammar.matcher(enter.grammar)
+            matcher = Budgeted(self._grammar.matcher(enter.grammar), self._grammar_step_s)
             matcher.advance(enter.tokens[enter.prompt_length :])
         flags = (RequestFlag.grammar if enter.grammar else RequestFlag(0)) | (RequestFlag.warmup if enter.warmup else RequestFlag(0))
         stops = frozenset(enter.sampling.stop_token_ids) | (frozenset() if enter.sampling.ignore_eos else self._eos)
@@ -222,6 +227,7 @@ class Executor:
                     one.sequence.matcher.masks(one.drafts, rows)
                 except (GrammarError, RuntimeError) as error:  # xgrammar's own checks are RuntimeErrors
                     one.sequence.error = f"grammar: {error}"
+                    one.sequence.blamed = isinstance(error, GrammarTooDear)
                     rows.fill_(-1)
         return masks
 
@@ -304,7 +310,7 @@ class Executor:
                 useful += one.fed
                 results.append(RowResult(row.rid, (), "", None, sequence.kv_len))
                 continue
-            failed = self._failed(step, one)
+            failed = 0 if sequence.error else self._failed(step, one)  # without a mask, what was drawn is no answer
             accepted = accept_run(
                 one.drafts, drawn[one.first : one.first + 1 + len(one.drafts)], room=sequence.room_left, stops=sequence.stops
             )
@@ -326,7 +332,7 @@ class Executor:
             results.append(RowResult(
                 rid=row.rid, tokens=accepted.tokens, finish="error" if sequence.error else accepted.finish, matched=accepted.matched,
                 kv_len=sequence.kv_len, drafted=len(one.drafts), logprobs=tuple(score for score in scores if score is not None),
-                prompt_logprobs=tuple(sequence.scored), error=sequence.error,
+                prompt_logprobs=tuple(sequence.scored), error=sequence.error, blamed=sequence.blamed,
             ))  # fmt: skip
         return Results(step.plan.step, tuple(results), sum(one.fed for one in step.rows), useful)
 

@@ -13,6 +13,8 @@ from engine.messages import Grammar
 if TYPE_CHECKING:
     import torch
 
+    from engine.grammar.trial import Trials
+
 __all__ = ["Compiled", "GrammarBackend", "GrammarError", "Matcher", "NoneBackend", "grammar_key", "open_backend"]
 
 NOT_SUPPORTED = (
@@ -128,13 +130,14 @@ class NoneBackend:
 
 
 def open_backend(name: str, *, tokenizer_folder: str | Path, vocab_size: int, eos_ids: Sequence[int], compile_timeout_s: float,
-                 max_whitespace: int) -> GrammarBackend:  # fmt: skip
+                 max_whitespace: int, trials: Trials | None = None) -> GrammarBackend:  # fmt: skip
     """The backend that ``--grammar-backend`` names.
 
     Args:
         vocab_size: width of the model's logits, which may be more than the tokenizer's vocabulary.
         eos_ids: what ends an answer; allowed only where the grammar is complete.
         max_whitespace: most white space between two JSON tokens, in characters.
+        trials: where doubtful grammars are tried first; closed with the backend.
 
     Raises:
         ValueError: an unknown name, or no end of text to stop at.
@@ -145,5 +148,5 @@ def open_backend(name: str, *, tokenizer_folder: str | Path, vocab_size: int, eo
         from engine.grammar.xgrammar_backend import XgrammarBackend
 
         return XgrammarBackend(tokenizer_folder, vocab_size=vocab_size, eos_ids=eos_ids, compile_timeout_s=compile_timeout_s,
-                               max_whitespace=max_whitespace)  # fmt: skip
+                               max_whitespace=max_whitespace, trials=trials)  # fmt: skip
     raise ValueError(f"--grammar-backend: {name!r} is not one of xgrammar, none")

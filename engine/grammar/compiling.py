@@ -1,8 +1,8 @@
 """Compiling off the scheduler's thread, under a deadline.
 
-A compilation cannot be stopped from outside. One that overruns is reported as failed and its thread is left behind;
-when too many were left behind, further grammars are refused until one of them ends, so that a client cannot take
-every core by sending bombs.
+A compilation cannot be stopped from outside; what might never end is tried in a process first (``trial.py``). One that
+overruns here all the same is reported as failed and its thread is left behind; when too many were left behind, further
+grammars are refused until one of them ends, so that a client cannot take every core by sending bombs.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ class CompilePool(Generic[T]):
     Args:
         compile: raises ValueError with a text for the client.
         timeout_s: for one compilation, from when it begins.
+        patience_s: after which its thread is given up; ``timeout_s``, unless ``compile`` itself keeps that time.
         max_abandoned: threads left behind at which nothing more is taken.
         max_waiting: compilations that may wait for a thread.
     """
 
-    def __init__(self, compile: Callable[[Grammar], T], *, timeout_s: float, clock: Clock, workers: int = 2, max_abandoned: int = 2,
-                 max_waiting: int = 256) -> None:  # fmt: skip
+    def __init__(self, compile: Callable[[Grammar], T], *, timeout_s: float, clock: Clock, patience_s: float | None = None,
+                 workers: int = 2, max_abandoned: int = 2, max_waiting: int = 256) -> None:  # fmt: skip
         self._compile = compile
         self._timeout_s = timeout_s
+        self._patience_s = timeout_s if patience_s is None else patience_s
         self._clock = clock
         self._workers = workers
         self._max_abandoned = max_abandoned
@@ -118,7 +120,7 @@ class CompilePool(Generic[T]):
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._workers:
             job = self._waiting.popleft()
-            job.deadline = self._clock() + self._timeout_s
+            job.deadline = self._clock() + self._patience_s
             job.thread = threading.Thread(target=self._run, args=(job,), name="grammar-compile", daemon=True)
             self._running[job.key] = job
             job.thread.start()

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from engine import blackbox, faults
+from engine import blackbox, faults, keys
 from engine.config import ConfigError, Settings, fit_model, run_directory
 from engine.launch import evidence, relay
 from engine.launch.children import Child, Family, base_environment, rank_environment
@@ -73,6 +73,7 @@ class Launcher:
                   context=config.context)  # fmt: skip
         self._settings = settings
         self._model = model
+        self._keys = keys.take(env)
         self._env = env
         self._notifier = Notifier(env)
         self._invocation = env.get("INVOCATION_ID") or uuid.uuid4().hex
@@ -104,10 +105,14 @@ class Launcher:
         settings = self._settings
         env = base_environment(settings, self._model, self._place.sockets, self._run_dir, self._invocation, self._env)
         if settings.parallel.nnodes > 1:
+            if not settings.parallel.group_token_file and not _is_local(settings.parallel.dist_init_addr):
+                _log.warning("no --group-token-file: whoever reaches the four ports from --dist-init-addr can disturb this group")
             kind = relay.Hub if settings.parallel.node_rank == 0 else relay.Spoke
             self._link = kind(settings, self._run_dir, uuid.uuid4().hex)
         if settings.parallel.node_rank == 0:
-            self._family.spawn("API process", "engine.server.main", env)
+            handed = keys.hand_over(self._keys)
+            self._family.spawn("API process", "engine.server.main", {**env, "LASTBATCH_KEYS_FD": str(handed)}, handed=handed)
+            self._keys = {}
         threads = settings.parallel.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // len(settings.local_ranks))
         for rank in settings.local_ranks:
             its = faults.settings_of(rank, settings) if settings.launch.enable_faults else settings
@@ -211,16 +216,17 @@ class Launcher:
             if self._link is not None:
                 self._link.end()
             return end.code
-        still = unfresh(self._boxes(), time.monotonic_ns(), _STILL_S)
-        if still:
-            _log.error("rank %s has not moved for %g s: there is nothing to wait for", ", ".join(map(str, still)), _STILL_S)
+        late = [] if self._still() else self._drain()
+        if self._still():
+            ranks = ", ".join(map(str, self._still()))
+            _log.error("rank %s has not moved for %g s: there is nothing to wait for", ranks, _STILL_S)
             self._keep_evidence()
             if self._link is not None:
                 self._link.end()
             return 1
-        late = self._drain()
         for child in late:
-            _log.error("%s (pid %d) did not end in time and is killed", child.name, child.pid)
+            how = "is stopped (state T)" if child.is_stopped else "did not end in time"
+            _log.error("%s (pid %d) %s and is killed", child.name, child.pid, how)
         failed = [child for child in self._family.children if child not in late and child.process.returncode]
         for child in failed:
             _log.error("%s (pid %d) ended with %s", child.name, child.pid, _ending(child))
@@ -240,7 +246,10 @@ class Launcher:
             until = time.monotonic() + limit_s
             while any(child.process.poll() is None for child in ranks) and self._link.turn() is None and time.monotonic() < until:
                 time.sleep(_TICK_S)
-        late = self._stop(api, limit_s) + self._stop(ranks, _STOP_S)
+        late = self._stop(api, limit_s)
+        if self._still():
+            return late
+        late += self._stop(ranks, _STOP_S)
         if isinstance(self._link, relay.Hub):
             self._link.end()
         return late
@@ -248,7 +257,13 @@ class Launcher:
     def _stop(self, children: list[Child], deadline_s: float) -> list[Child]:
         for child in children:
             child.stop()
-        return self._family.wait(children, deadline_s)
+        return self._family.wait(children, deadline_s, lambda: bool(self._still()))
+
+    def _still(self) -> list[int]:
+        """Ranks of this node that live and stand still: requests that they hold will not end. (Copies of other nodes' boxes
+        age while this one drains. A rank there that stands still holds up those here.)"""
+        alive = {child.rank for child in self._family.children if child.process.poll() is None}
+        return [rank for rank in unfresh(self._boxes(), time.monotonic_ns(), _STILL_S) if rank in alive]
 
     def _keep_evidence(self) -> None:
         folder = self._run_dir / time.strftime("evidence-%Y%m%dT%H%M%SZ", time.gmtime())
@@ -275,6 +290,11 @@ class Launcher:
         scratch = self._run_dir / ".launcher.json"
         scratch.write_text(json.dumps(described, indent=1) + "\n")
         scratch.rename(self._run_dir / "launcher.json")
+
+
+def _is_local(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def _ending(child: Child) -> str:

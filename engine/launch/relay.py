@@ -22,6 +22,7 @@ import zmq
 
 from engine import blackbox
 from engine.config import Settings
+from engine.parallel.secret import GroupSecret
 
 _log = logging.getLogger("engine.launcher")
 
@@ -78,6 +79,7 @@ class Hub:
     ready = False
 
     def __init__(self, settings: Settings, run_dir: Path, start: str, *, silent_s: float = 10.0) -> None:
+        secret = GroupSecret.of(settings)
         self._settings = settings
         self._warned = False
         self._run_dir = run_dir
@@ -86,6 +88,8 @@ class Hub:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
+        if secret is not None:
+            secret.guard(self._socket)
         self._socket.bind(f"tcp://*:{_port(settings)[1]}")
         self._decoder = msgspec.msgpack.Decoder(Report)
         self._seen: dict[int, tuple[bytes, float]] = {}
@@ -164,6 +168,7 @@ class Spoke:
     ready = False
 
     def __init__(self, settings: Settings, run_dir: Path, start: str, *, silent_s: float = 10.0) -> None:
+        secret = GroupSecret.of(settings)
         self._settings = settings
         self._start = start
         self._run_dir = run_dir
@@ -172,6 +177,8 @@ class Spoke:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 500)
+        if secret is not None:
+            secret.enter(self._socket)
         host, port = _port(settings)
         self._socket.connect(f"tcp://{host}:{port}")
         self._sent = 0.0

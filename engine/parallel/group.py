@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from engine.blackbox import BlackBox, CollectiveKind
 from engine.config import Settings
@@ -28,6 +28,7 @@ from engine.parallel import rendezvous
 from engine.parallel.block import BlockError, open_block
 from engine.parallel.futex import FutexLocal
 from engine.parallel.local import AloneLocal, Local, NativeLocal
+from engine.parallel.secret import GroupSecret
 from engine.parallel.star import Star, StarError
 
 Intercept = Callable[[CollectiveKind, torch.Tensor], torch.Tensor | None]
@@ -239,11 +240,13 @@ def _join(settings: Settings, rank: int, box: BlackBox | None, device: torch.dev
         name = rendezvous.gathering_name(settings, node)
         block, port = open_block(name, local_rank, counts[node], deadline, note=store.port if store is not None else where.port)
         where = rendezvous.Address(where.host, where.port or port)
-    if store is None:
-        store = rendezvous.join_store(where, world, deadline)
-    rendezvous.join_group(store, "gloo" if device.type == "cpu" else "nccl", rank, world, deadline, where.host)
+    shared: Store = store if store is not None else rendezvous.join_store(where, world, deadline)
+    secret = GroupSecret.of(settings)
+    if secret is not None:
+        shared = PrefixStore(secret.derived("store").hex(), shared)
+    rendezvous.join_group(shared, "gloo" if device.type == "cpu" else "nccl", rank, world, deadline, where.host)
     if device.type != "cpu":
-        return CudaGroup(store, rank, world, box)
+        return CudaGroup(shared, rank, world, box)
     local: Local = AloneLocal()
     if block is not None:
         library = collectives.load()
@@ -251,11 +254,11 @@ def _join(settings: Settings, rank: int, box: BlackBox | None, device: torch.dev
     star = None
     if nodes > 1 and local_rank == 0:
         if rank == 0:
-            store.set("token", os.urandom(16).hex())
-        token = bytes.fromhex(store.get("token").decode())
+            shared.set("token", os.urandom(16).hex())
+        token = bytes.fromhex(shared.get("token").decode())
         star = Star.open(node, nodes, where.host, where.port + 1, token, deadline)
-    rendezvous.meet(store, "joined", rank, world, deadline)
-    return HostGroup(store, rank, box, counts, local, star)
+    rendezvous.meet(shared, "joined", rank, world, deadline)
+    return HostGroup(shared, rank, box, counts, local, star)
 
 
 def _signature(kind: CollectiveKind, x: torch.Tensor) -> int:

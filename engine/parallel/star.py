@@ -18,6 +18,7 @@ import torch
 
 _HEADER = struct.Struct("<16sQQQ")
 _HELLO = struct.Struct("<16sI")
+_HELLO_S = 2.0
 
 
 class StarError(RuntimeError):
@@ -146,9 +147,13 @@ def _accept(nodes: int, host: str, port: int, token: bytes, deadline: float) -> 
             server.settimeout(_left(deadline, f"nodes {missing} have not connected to {host}:{port}"))
             try:
                 link, _ = server.accept()
-                link.settimeout(_left(deadline, f"nodes {missing} have not connected to {host}:{port}"))
+            except OSError:
+                continue
+            try:
+                link.settimeout(_HELLO_S)  # a stranger that says nothing must not keep the others waiting
                 their_token, node = _HELLO.unpack(link.recv(_HELLO.size, socket.MSG_WAITALL))
             except (OSError, struct.error):
+                link.close()
                 continue
             if their_token == token and node in missing:
                 found[node] = link

@@ -27,11 +27,13 @@ from engine.exec.device import Device, open_device
 from engine.exec.executor import Executor
 from engine.exec.kv import KVPool
 from engine.faults import Faults
+from engine.grammar.trial import Compiler, Trials
 from engine.messages import RankInfo, Ready
 from engine.model.hf_config import read_config
 from engine.model.registry import Model, load_model
 from engine.native.build import paths as native_paths
 from engine.parallel.group import Group, open_group
+from engine.parallel.secret import GroupSecret
 from engine.scheduler.loops import OverlapLoop, SequentialLoop
 from engine.scheduler.place import Place
 from engine.scheduler.plan import Begin, Hello
@@ -48,8 +50,9 @@ _log = logging.getLogger("engine.rank")
 
 
 class RankProcess:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, trials: Trials | None) -> None:
         self._place = place
+        self._trials = trials
         settings = place.settings
         self._settings = settings
         self._box = BlackBox(
@@ -66,7 +69,8 @@ class RankProcess:
         place, settings = self._place, self._settings
         device = open_device(place.device_kind, place.settings.local_ranks.index(place.rank))
         where = address(settings, place.sockets, bind=place.rank == 0)
-        hub = RankHub(self._context, where, range(1, settings.parallel.tp)) if place.rank == 0 else None
+        self._secret = GroupSecret.of(settings)
+        hub = RankHub(self._context, where, range(1, settings.parallel.tp), self._secret) if place.rank == 0 else None
         group = open_group(settings, place.rank, self._box, device.torch_device)
         device.stream.while_waiting = group.poll
         if self._faults is not None:
@@ -91,10 +95,11 @@ class RankProcess:
                     _dtype(settings, self._place.model), device.torch_device)  # fmt: skip
         loop = OverlapLoop.name if settings.overlaps(self._place.device_kind) else SequentialLoop.name
         return Executor(model=model, kv=kv, group=group, device=device, box=self._box, eos_ids=config.eos_ids,
-                        new_drafter=_drafters(settings), grammar=grammar, loop=loop, faults=self._faults)  # fmt: skip
+                        new_drafter=_drafters(settings), grammar=grammar, grammar_step_s=settings.grammar.step_budget_ms / 1000, loop=loop,
+                        faults=self._faults)  # fmt: skip
 
     def _follow(self, where: str, hello: Hello, model: Model, group: Group, device: Device) -> None:
-        link = RankSpoke(self._context, where, self._place.rank)
+        link = RankSpoke(self._context, where, self._place.rank, self._secret)
         link.hello(hello)
         begin = link.receive(self._settings.parallel.rendezvous_timeout_s)
         if not isinstance(begin, Begin):
@@ -113,7 +118,7 @@ class RankProcess:
 
             grammar = open_backend(settings.grammar.backend, tokenizer_folder=self._place.model, vocab_size=config.vocab,
                                    eos_ids=config.eos_ids, compile_timeout_s=settings.grammar.compile_timeout_s,
-                                   max_whitespace=settings.grammar.max_whitespace)  # fmt: skip
+                                   max_whitespace=settings.grammar.max_whitespace, trials=self._trials)  # fmt: skip
         runner = GroupRunner(hub, self._executor(model, group, device, pages, grammar))
         context = settings.model.context_length or config.context
         service = Service(self._place, self._context, self._box, runner, hub, grammar, self._faults, pages=pages, context_length=context)
@@ -156,6 +161,23 @@ def _paths(model: Model, group: Group) -> dict[str, str]:
     return {**native_paths(), **model.paths(), **group.paths()}
 
 
+def _trials(place: Place) -> Trials | None:
+    """Where doubtful grammars are tried. To be called before this process has threads or a device."""
+    settings = place.settings
+    if place.rank or settings.grammar.backend == "none":
+        return None
+    config = read_config(place.model)
+
+    def make() -> Compiler:
+        from engine.grammar.xgrammar_compiler import XgrammarCompiler
+
+        return XgrammarCompiler(
+            place.model, vocab_size=config.vocab, eos_ids=config.eos_ids, max_whitespace=settings.grammar.max_whitespace
+        )
+
+    return Trials.start(make)
+
+
 def _drafters(settings: Settings) -> Callable[[], Drafter]:
     if settings.speculation.algorithm == "NGRAM":
         return lambda: NgramDrafter(settings.speculation.ngram_min, settings.speculation.ngram_max)
@@ -175,11 +197,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setproctitle.setproctitle(f"lastbatch::scheduler_TP{place.rank} cfg={place.settings.digest[:12]}")
     _start_log(place.settings, place.rank)
+    trials = _trials(place)
     if place.device_kind == "cpu":
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
-        RankProcess(place).run()
+        RankProcess(place, trials).run()
     except Exception:
         _log.exception("Scheduler hit an exception")
         return 1

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from engine.config import Settings
+from engine.parallel.secret import GroupSecret
 from engine.scheduler.plan import Hello, RankMessage, Stop, decode, encode
 
 
@@ -32,12 +33,16 @@ def address(settings: Settings, sockets: Path, *, bind: bool) -> str:
 class RankHub:
     """Rank 0's end."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], where: str, ranks: Iterable[int]) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], where: str, ranks: Iterable[int], secret: GroupSecret | None = None
+    ) -> None:
         self._names = {rank: str(rank).encode() for rank in ranks}
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        if secret is not None:
+            secret.guard(self._socket)
         self._socket.bind(where)
 
     def gather(self, deadline_s: float) -> list[Hello]:
@@ -84,11 +89,13 @@ class RankHub:
 class RankSpoke:
     """Another rank's end."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], where: str, rank: int) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], where: str, rank: int, secret: GroupSecret | None = None) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, str(rank).encode())
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
+        if secret is not None:
+            secret.enter(self.socket)
         self.socket.connect(where)
 
     def hello(self, hello: Hello) -> None:

@@ -23,6 +23,7 @@ class RowResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
+    blamed: bool = False  # the error is the request's own doing
 
 
 @dataclass(frozen=True)

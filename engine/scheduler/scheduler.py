@@ -239,7 +239,8 @@ class Scheduler:
             request.prompt_logprobs_sent = True
             scores = list(result.prompt_logprobs)
         return Tokens(rid=request.rid, ids=list(result.tokens), finish=result.finish, matched=result.matched, error=result.error,
-                      cached_tokens=request.cached_tokens, logprobs=list(result.logprobs), prompt_logprobs=scores)  # fmt: skip
+                      blamed=result.blamed, cached_tokens=request.cached_tokens, logprobs=list(result.logprobs),
+                      prompt_logprobs=scores)  # fmt: skip
 
     def _refuse(self, rid: str, status: int, message: str) -> None:
         self._box.counters["requests_rejected"] += 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from engine import keys
 from engine.config import ConfigError, Settings
 from engine.server.errors import ApiError
 
@@ -24,15 +25,16 @@ class Keys:
 
     @staticmethod
     def read(settings: Settings, env: Mapping[str, str]) -> Keys:
-        """From the key files, else from LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY.
+        """From the key files, else from LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY, which leave ``env``.
 
         Raises:
             ConfigError: a key file that is empty or cannot be read.
         """
         server = settings.server
+        given = keys.take(env) | keys.received(env)
         return Keys(
-            _key("--api-key-file", server.api_key_file) or env.get("LASTBATCH_API_KEY", ""),
-            _key("--admin-key-file", server.admin_key_file) or env.get("LASTBATCH_ADMIN_KEY", ""),
+            _key("--api-key-file", server.api_key_file) or given.get("LASTBATCH_API_KEY", ""),
+            _key("--admin-key-file", server.admin_key_file) or given.get("LASTBATCH_ADMIN_KEY", ""),
             settings.launch.enable_faults,
         )
 

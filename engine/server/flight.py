@@ -102,6 +102,9 @@ class Flight:
                 return ApiError(
                     answer.status, answer.message, code="scheduler_refused", kind=answer.kind, retry_after_s=answer.retry_after_s
                 )
+            case Tokens(finish="error", blamed=True):
+                self._open.discard(answer.rid)
+                return ApiError(400, answer.error, code="generation_failed", kind="invalid_request_error")
             case Tokens(finish="error"):
                 self._open.discard(answer.rid)
                 return ApiError(500, answer.error or "the generation failed", code="generation_failed")

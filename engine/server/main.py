@@ -3,7 +3,7 @@
 Environment: LASTBATCH_SETTINGS (``Settings.to_json``), LASTBATCH_SOCKETS (folder of the ZMQ sockets), INVOCATION_ID,
 and, each optional, LASTBATCH_READY_FD (``listening HOST PORT`` is written there), LASTBATCH_MODEL_FOLDER and
 LASTBATCH_RUN_DIR (the folders of the model and of the black boxes, where the settings leave them open),
-LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY.
+LASTBATCH_KEYS_FD (where the launcher hands over the API keys), else LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY.
 
 Exit: 0 after SIGTERM and a drain, 1 when something broke, 2 when a setting cannot be used.
 """

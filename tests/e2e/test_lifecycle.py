@@ -110,6 +110,27 @@ def test_a_server_that_stands_still_is_stopped_at_once_with_evidence(model: Path
         assert list(served.run_dir.glob("evidence-*/stacks-1.txt"))
 
 
+def test_a_frozen_api_process_does_not_hold_up_the_end(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, *PLAIN) as served:
+        os.kill(served.described["api_pid"], signal.SIGSTOP)
+        begun = time.monotonic()
+        assert served.stop() == 1
+        assert time.monotonic() - begun < 12
+        assert "is stopped (state T) and is killed" in served.text()
+
+
+def test_a_server_that_wedges_while_it_drains_is_not_waited_for(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, *PLAIN, "--tp", "2", "--watchdog-timeout", "0") as served:
+        in_background(served, max_tokens=900)
+        wait_for(lambda: served.box(0).host.running, 10, "the request to run")
+        os.kill(served.rank_pid(1), signal.SIGSTOP)
+        begun = time.monotonic()
+        assert served.stop() == 1
+        assert time.monotonic() - begun < 20
+        assert "has not moved for 8 s: there is nothing to wait for" in served.text()
+        assert list(served.run_dir.glob("evidence-*/stacks-1.txt"))
+
+
 def test_an_idle_server_is_left_alone_by_its_watchdog(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path, *PLAIN, "--watchdog-timeout", "1") as served:
         wait_for(lambda: served.box(0).host.beats > 40, 20, "a time of idling")
@@ -134,7 +155,9 @@ def test_ready_is_said_to_the_service_manager_after_the_warm_up_and_watchdog_whi
 
 def test_two_nodes_serve_one_model_and_end_together(model: Path, tmp_path: Path) -> None:
     port = free_port(4)
-    group = (*PLAIN, "--tp", "3", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{port}")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    group = (*PLAIN, "--tp", "3", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{port}", "--group-token-file", str(token))
     three = tiny_model(tmp_path / "three", heads=6, kv_heads=3, hidden=96)
     follower = start(three, tmp_path, (*group, "--node-rank", "1"), name="follower")
     try:

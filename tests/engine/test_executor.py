@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ from engine.scheduler.loops import OverlapLoop, SequentialLoop
 from engine.scheduler.scheduler import Scheduler
 from engine.speculation.drafters import NgramDrafter, NullDrafter
 from engine.text.tokenizer import Tokenizer
-from tests.tiny_models import tiny_model
+from tests.tiny_models import EOS_ID, tiny_model
 
 PATTERN = "(ab|cd){3,12}"
 
@@ -175,6 +176,23 @@ def test_a_grammar_that_fails_ends_its_request_and_no_other(engine: Callable[...
     one.grammar.matcher = lambda key: Failing(make(key))  # type: ignore[method-assign, assignment, return-value]
     one.answer(ask("bad", tokenizer.encode("x"), regex="(ab){9,90}"), ask("free", tokenizer.encode("y"), 30))
     assert one.ends == {"bad": "error", "free": "length"}
+
+
+@pytest.mark.parametrize("args", [DRAFTING, OVERLAP])
+def test_a_grammar_that_costs_everybody_too_much_ends_its_request_and_no_other(
+    engine: Callable[..., Engine], tokenizer: Tokenizer, args: tuple[str, ...]
+) -> None:
+    one = engine(*args)
+    ebnf = 'root ::= s\ns ::= s s s | s s | "a" | "b" | "ab"'
+    dear = msgspec.structs.replace(ask("dear", tokenizer.encode("x"), 400, logit_bias={EOS_ID: -100.0}), grammar=Grammar("ebnf", ebnf))
+    said: list[Any] = []
+    one.scheduler._send = lambda outputs: (said.extend(outputs.items), one._take(outputs))[-1]
+    one.answer(dear, ask("free", tokenizer.encode("y"), 450))
+    assert one.ends == {"dear": "error", "free": "length"}
+    last = next(item for item in said if item.rid == "dear" and item.finish)
+    assert last.blamed and last.ids == [] and "--grammar-step-budget" in last.error
+    assert 20 < len(one.ids["dear"]) < 400
+    assert re.fullmatch("[ab]+", tokenizer.decode(one.ids["dear"])), "what came before is of the grammar"
 
 
 def test_log_probabilities_come_with_each_token_and_once_with_the_prompt(engine: Callable[..., Engine], tokenizer: Tokenizer) -> None:
