@@ -17,7 +17,8 @@ NAMES = ("LASTBATCH_API_KEY", "LASTBATCH_ADMIN_KEY")
 
 def take(env: Mapping[str, str]) -> dict[str, str]:
     """The keys in ``env``, which no longer holds them afterwards if it is this process's own."""
-    found = {name: env[name] for name in NAMES if env.get(name)}
+    given = {"LASTBATCH_API_KEY": env.get("LASTBATCH_API_KEY"), "LASTBATCH_ADMIN_KEY": env.get("LASTBATCH_ADMIN_KEY")}
+    found = {name: key for name, key in given.items() if key}
     if env is os.environ:
         _wipe(NAMES)
         for name in NAMES:
