@@ -209,7 +209,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     (r"attempts\.csv$", _attempts),
     (r"(?:nccl)?ras(?:\.[\w-]+)?\.(?:txt|json)$", _ras),
     (r"(?:fr|flight|recorder)[-_]?summary\.csv$", _summary),
-    (r"clocks\.json$", _clocks),
+    (r"clocks(?:[.-][\w-]+)?\.json$", _clocks),
     (r"progress\.json$", _progress),
     (r"[\w.-]+\.log$", _log),
 )

@@ -18,9 +18,10 @@ from typing import Any
 
 from engine import blackbox
 from monitors import casefolder, engines, fleet
+from monitors.capture.field import Field, kept_words
 from monitors.capture.manifest import BundleError, Item, Verification, Writer, load, utc, verify
 from monitors.capture.nodes import Patient
-from monitors.capture.probes import PROBES, Field
+from monitors.capture.probes import PROBES
 from monitors.capture.redact import Policy
 from monitors.judge.verdict import Verdict
 from monitors.remote import Remote
@@ -119,13 +120,16 @@ def capture(
                 )
                 continue
             say(probe.name)
-            begun = utc()
+            begun, field.probe = utc(), probe.name
             try:
                 probe.run(field, max(0.5, min(probe.deadline_s, left)))
             except OSError:
                 raise
             except Exception as error:  # a probe's own fault must not cost the evidence of those that follow
                 writer.miss(probe.name, "failed", f"the probe itself failed: {type(error).__name__}: {error}", start=begun)
+        for node, name, why in field.lanes.drain(max(_LEAST_BUDGET_S, field.until_s - time.monotonic())):
+            writer.miss(name, "failed", f"node {node}: {why}", node=node)
+        kept_words(field)
     writer.describe(config_digests=_config_digests(writer.folder))
     verdict = casefolder.judge(writer.folder)
     writer.add("verdict.json", json.dumps(verdict.to_json(), indent=1).encode(), probe="verdict", start=utc())

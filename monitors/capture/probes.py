@@ -1,96 +1,34 @@
 """The probes of a capture, cheap to invasive. A probe is a declaration; deadlines and order are the runner's.
 
 Each probe goes to all nodes in parallel and hands every artefact to the writer as soon as it has it, so that what one
-node has given is safe while another still answers. A node that does not answer is a named gap, not a wait.
+node has given is safe while another still answers. A node that does not answer is a named gap, and no other waits for it.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import re
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from monitors.capture import device, nccl
-from monitors.capture.manifest import Outcome, Writer, utc
-from monitors.capture.redact import Policy, Redaction, redact
-from monitors.engines import Dialect
-from monitors.fleet import Deployment, Node, Service
-from monitors.judge.scene import Gpu, Process
+from monitors.capture import machine
+from monitors.capture.field import Field, Probe, Rows, everywhere, on_nodes
+from monitors.capture.manifest import utc
+from monitors.fleet import Node, Service
+from monitors.judge.scene import Process
 from monitors.observe import boxes, gpu, journal, logfile, metrics, probe, process, rundir, stacks
-from monitors.remote import Remote
 
 _LOG_BYTES = 4 << 20
 _JOURNAL_LINES = 5000
 _SECOND_SAMPLE_S = 3.0
 
 
-@dataclass
-class Field:
-    """What the probes work on, and what earlier ones found for later ones. ``pids`` maps node to who to pid, where
-    who is a rank's number or a process's name."""
-
-    deployment: Deployment
-    dialect: Dialect
-    remotes: Mapping[str, Remote]
-    writer: Writer
-    headers: Mapping[str, str]
-    until_s: float
-    native: bool = False
-    stacks: bool = True
-    core_dump: bool = False
-    policy: Policy = field(default_factory=Policy)
-    pids: dict[str, dict[str, int]] = field(default_factory=dict)
-    simulated: list[Gpu] = field(default_factory=list)
-    ledger: list[Redaction] = field(default_factory=list)
-    stacks_at_s: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def services(self) -> list[tuple[Node, Service]]:
-        return [(node, service) for node in self.deployment.node for service in node.service]
-
-    def add_text(self, path: str, text: str, *, probe: str, start: str, node: str = "", rank: int | None = None, note: str = "") -> None:
-        """Keep a text after redaction."""
-        clean, ledger = redact(text, path, self.policy)
-        with self.lock:
-            self.ledger.extend(ledger)
-        self.writer.add(path, clean.encode(), probe=probe, start=start, node=node, rank=rank, note=note)
-
-    def know(self, node: str, who: str, pid: int) -> None:
-        self.pids.setdefault(node, {})[who] = pid
-
-
-@dataclass(frozen=True)
-class Probe:
-    """``deadline_s`` is the most that it may take, ``least_s`` what it needs to be worth starting."""
-
-    name: str
-    deadline_s: float
-    least_s: float
-    run: Callable[[Field, float], None]
-
-
-def everywhere(field_: Field, work: Callable[[Node, Service], None]) -> None:
-    """One service after another on a node, all nodes at once."""
-
-    def node_work(node: Node) -> None:
-        for service in node.service:
-            work(node, service)
-
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(field_.deployment.node))) as pool:
-        for done in [pool.submit(node_work, node) for node in field_.deployment.node]:
-            done.result()
-
-
 def _black_boxes(f: Field, deadline_s: float) -> None:
     if not f.dialect.black_box:
         f.writer.miss("black_box", "skipped", f"{f.dialect.name} writes no black box")
         return
-    clocks: dict[str, object] = {}
     began = utc()
+    clocks = Rows(lambda node, rows: f.writer.add(f"clocks-{node}.json", _clocks(rows), probe="clocks", start=began, node=node))
 
     def take(node: Node, service: Service) -> None:
         start = utc()
@@ -113,13 +51,16 @@ def _black_boxes(f: Field, deadline_s: float) -> None:
             pid = (found.launcher or {}).get(key)
             if isinstance(pid, int):
                 f.know(node.name, f"{who}_{node.name}", pid)
-        clocks[f"{node.name}/{service.unit}"] = {
-            "node": node.name, "mono_ns": found.clock.mono_ns, "unix_ns": found.clock.unix_ns, "ranks": [box.rank for box in found.boxes],
-        }  # fmt: skip
+        clock = {"mono_ns": found.clock.mono_ns, "unix_ns": found.clock.unix_ns, "ranks": [box.rank for box in found.boxes]}
+        clocks.add(node.name, [(f"{node.name}/{service.unit}", {"node": node.name, **clock})])
 
     everywhere(f, take)
-    if clocks:
-        f.writer.add("clocks.json", json.dumps(clocks, indent=1).encode(), probe="clocks", start=began)
+    if found := clocks.done():
+        f.writer.add("clocks.json", _clocks(found), probe="clocks", start=began)
+
+
+def _clocks(rows: Sequence[tuple[str, object]]) -> bytes:
+    return json.dumps(dict(rows), indent=1).encode()
 
 
 def _logs(f: Field, deadline_s: float) -> None:
@@ -166,29 +107,29 @@ def _server(f: Field, deadline_s: float) -> None:
 
 def _gpus(f: Field, deadline_s: float) -> None:
     start = utc()
-    rows: list[Gpu] = []
+    rows = Rows(lambda node, found: f.writer.add(f"gpu.{node}.csv", gpu.to_csv(found).encode(), probe="gpu", start=start, node=node))
 
     def take(node: Node) -> None:
         found = gpu.sample(f.remotes[node.name], deadline_s=deadline_s)
         if found.value:
-            rows.extend(found.value)
+            rows.add(node.name, found.value)
             return
         instead = [g for g in f.simulated if g.node == node.name]
         more = "; simulated from the black boxes instead" if instead else ""
         f.writer.miss("gpu", "failed", f"{found.reason}{more}", start=start, node=node.name)
-        rows.extend(instead)
+        rows.add(node.name, instead)
 
-    _on_nodes(f, take)
-    if rows:
-        rows.sort(key=lambda g: (g.node, g.index))
-        f.writer.add("gpu.csv", gpu.to_csv(rows).encode(), probe="gpu", start=start)
+    on_nodes(f, take)
+    if found := rows.done():
+        f.writer.add("gpu.csv", gpu.to_csv(sorted(found, key=lambda g: (g.node, g.index))).encode(), probe="gpu", start=start)
 
 
 def _processes(f: Field, deadline_s: float) -> None:
     start = utc()
-    rows: list[Process] = []
+    rows = Rows(lambda node, found: f.add_text(f"ps.{node}.txt", process.to_text(found), probe="process", start=start, node=node))
 
     def take(node: Node) -> None:
+        mine: list[Process] = []
         known = f.pids.get(node.name, {})
         found = process.sample(f.remotes[node.name], f.dialect, list(known.values()), deadline_s=deadline_s)
         if found.value is None:
@@ -204,15 +145,15 @@ def _processes(f: Field, deadline_s: float) -> None:
             rank = int(who) if who.isdigit() else None if who else row.rank
             if rank is not None and not who and ours and rank not in ours:
                 continue
-            rows.append(Process(row.pid, row.ppid, row.state, row.title, row.cpu_percent, node.name, rank, row.wchan))
+            mine.append(Process(row.pid, row.ppid, row.state, row.title, row.cpu_percent, node.name, rank, row.wchan))
             if row.state != "gone" and not who:
                 # A process that is no rank (an engine core, a detokenizer) is dumped too, under its own name.
                 f.know(node.name, _called(row) if rank is None else str(rank), row.pid)
+        rows.add(node.name, mine)
 
-    _on_nodes(f, take)
-    if rows:
-        rows.sort(key=lambda row: (row.node, row.pid))
-        f.add_text("ps.txt", process.to_text(rows), probe="process", start=start)
+    on_nodes(f, take)
+    if found := rows.done():
+        f.add_text("ps.txt", process.to_text(sorted(found, key=lambda row: (row.node, row.pid))), probe="process", start=start)
 
 
 def _called(row: Process) -> str:
@@ -221,7 +162,8 @@ def _called(row: Process) -> str:
     return f"{words[-1].lower()}_{row.pid}"
 
 
-def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = False) -> None:
+def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = False, after_s: float = 0.0) -> None:
+    """``after_s``: how long after its first sample a node is sampled again, so that frames have time to move."""
     if not f.stacks:
         f.writer.miss(
             "stacks", "skipped", "as many captures as may be have been taken within the hour; this one leaves the processes alone"
@@ -229,12 +171,16 @@ def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = Fal
         return
 
     def take(node: Node) -> None:
+        pause = max(0.0, f.stacks_at_s.get(node.name, 0.0) + after_s - time.monotonic()) if after_s else 0.0
+        time.sleep(min(pause, deadline_s))
         start = utc()
+        if not sample:
+            f.stacks_at_s[node.name] = time.monotonic()
         known = {who: pid for who, pid in f.pids.get(node.name, {}).items() if not who.startswith("launcher")}
         if not known:
             f.writer.miss("stacks", "failed", "no process of the deployment is known on this node", start=start, node=node.name)
             return
-        found = stacks.dump(f.remotes[node.name], list(known.values()), native=native, deadline_s=deadline_s)
+        found = stacks.dump(f.remotes[node.name], list(known.values()), native=native, deadline_s=max(0.5, deadline_s - pause))
         if found.value is None:
             f.writer.miss("stacks", "failed", found.reason, start=start, node=node.name)
             return
@@ -249,17 +195,13 @@ def _stacks(f: Field, deadline_s: float, *, sample: str = "", native: bool = Fal
             else:
                 f.writer.miss("stacks", "failed", answer["reason"], start=start, node=node.name, rank=rank)
 
-    if not sample:
-        f.stacks_at_s = time.monotonic()
-    _on_nodes(f, take)
+    on_nodes(f, take)
 
 
 def _stacks_again(f: Field, deadline_s: float) -> None:
     if not f.stacks:
         return
-    pause = max(0.0, f.stacks_at_s + _SECOND_SAMPLE_S - time.monotonic())
-    time.sleep(min(pause, deadline_s))
-    _stacks(f, max(0.5, deadline_s - pause), sample=f"t{_SECOND_SAMPLE_S:.0f}")
+    _stacks(f, deadline_s, sample=f"t{_SECOND_SAMPLE_S:.0f}", after_s=_SECOND_SAMPLE_S)
 
 
 def _stacks_native(f: Field, deadline_s: float) -> None:
@@ -269,118 +211,17 @@ def _stacks_native(f: Field, deadline_s: float) -> None:
     _stacks(f, deadline_s, sample="native", native=True)
 
 
-def _nodes(f: Field, deadline_s: float) -> None:
-    """Clock offsets and tool versions, into the manifest's head."""
-    clocks: dict[str, object] = {}
-    tools: dict[str, object] = {}
-
-    def take(node: Node) -> None:
-        start = utc()
-        found = device.facts(f.remotes[node.name], deadline_s=deadline_s)
-        if found.value is None:
-            f.writer.miss("node_clock", "failed", found.reason, start=start, node=node.name)
-            return
-        clocks[node.name] = found.value.to_json()
-        tools[node.name] = found.value.tools
-
-    _on_nodes(f, take)
-    f.writer.describe(clocks=dict(sorted(clocks.items())), tools=dict(sorted(tools.items())))
-
-
-def _kernel(f: Field, deadline_s: float) -> None:
-    def take(node: Node) -> None:
-        start = utc()
-        remote = f.remotes[node.name]
-        said = device.kernel(remote, deadline_s=deadline_s)
-        if said.value is None:
-            f.writer.miss("kernel", "failed", said.reason, start=start, node=node.name)
-        elif said.value:
-            f.add_text(f"device/dmesg-{node.name}.txt", said.value, probe="kernel", start=start, node=node.name)
-        start = utc()
-        net = device.network(remote, deadline_s=deadline_s)
-        if net.value is None:
-            f.writer.miss("network", "failed", net.reason, start=start, node=node.name)
-        else:
-            f.add_text(f"device/network-{node.name}.json", net.value, probe="network", start=start, node=node.name)
-
-    _on_nodes(f, take)
-
-
-def _nccl(f: Field, deadline_s: float) -> None:
-    def take(node: Node) -> None:
-        ranks = {who: pid for who, pid in f.pids.get(node.name, {}).items() if who.isdigit()}
-        if not ranks:
-            f.writer.miss("flight_recorder", "skipped", "no rank is known on this node", node=node.name)
-            return
-        remote, start = f.remotes[node.name], utc()
-        dumps = nccl.flight(remote, ranks, deadline_s=deadline_s / 2)
-        for who in ranks:
-            row = (dumps.value or {}).get(who, {"reason": dumps.reason, "enabled": True})
-            if "data" in row:
-                note = f"{row['of']}, {row['seconds']:.2f} s after it was asked for"
-                f.writer.add(f"fr-{who}.bin", row["data"], probe="flight_recorder", start=start, node=node.name, rank=int(who), note=note)
-            else:
-                how: Outcome = "failed" if row["enabled"] else "skipped"
-                f.writer.miss("flight_recorder", how, row["reason"], start=start, node=node.name, rank=int(who))
-        start = utc()
-        said = nccl.ras(remote, ranks, deadline_s=deadline_s / 2)
-        row = said.value or {"reason": said.reason, "enabled": True}
-        if "text" in row:
-            f.add_text(f"ncclras.{node.name}.txt", row["text"], probe="ras", start=start, node=node.name, note=row["address"])
-        else:
-            f.writer.miss("ras", "failed" if row["enabled"] else "skipped", row["reason"], start=start, node=node.name)
-
-    _on_nodes(f, take)
-
-
-def _core_dump(f: Field, deadline_s: float) -> None:
-    if not f.core_dump:
-        f.writer.miss("cuda_core_dump", "skipped", "not asked for: it halts the device while it writes")
-        return
-
-    def take(node: Node) -> None:
-        start = utc()
-        ranks = {who: pid for who, pid in f.pids.get(node.name, {}).items() if who.isdigit()}
-        if not ranks:
-            f.writer.miss("cuda_core_dump", "failed", "no rank is known on this node", start=start, node=node.name)
-            return
-        found = device.core_dump(f.remotes[node.name], list(ranks.values()), deadline_s=deadline_s)
-        rows = {}
-        for who, pid in ranks.items():
-            answer = (found.value or {}).get(pid, {"reason": found.reason})
-            rows[who] = answer
-            if "reason" in answer:
-                f.writer.miss("cuda_core_dump", "failed", answer["reason"], start=start, node=node.name, rank=int(who))
-        if any("file" in row for row in rows.values()):
-            text = json.dumps(rows, indent=1)
-            f.add_text(f"device/cuda-core-{node.name}.json", text, probe="cuda_core_dump", start=start, node=node.name)
-
-    _on_nodes(f, take)
-
-
-def _on_nodes(f: Field, work: Callable[[Node], None]) -> None:
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(f.deployment.node))) as pool:
-        for done in [pool.submit(work, node) for node in f.deployment.node]:
-            done.result()
-
-
-def _kept_words(f: Field, _deadline_s: float) -> None:
-    rows = [entry.to_json() for entry in f.ledger]
-    f.writer.add("redactions.json", json.dumps(rows, indent=1).encode(), probe="redactions", start=utc())
-
-
 PROBES: Sequence[Probe] = (
     Probe("black_box", 5.0, 0.2, _black_boxes),
     Probe("log", 10.0, 0.3, _logs),
     Probe("server", 6.0, 0.5, _server),
-    Probe("nodes", 5.0, 0.3, _nodes),
+    Probe("nodes", 5.0, 0.3, machine.clocks_and_tools),
     Probe("gpu", 8.0, 0.5, _gpus),
     Probe("process", 8.0, 0.5, _processes),
     Probe("stacks", 15.0, 1.0, _stacks),
     Probe("stacks_again", 15.0, 4.0, _stacks_again),
-    Probe("nccl", 14.0, 2.0, _nccl),
+    Probe("nccl", 14.0, 2.0, machine.nccl),
     Probe("stacks_native", 30.0, 12.0, _stacks_native),
-    Probe("kernel", 5.0, 0.5, _kernel),
-    Probe("cuda_core_dump", 60.0, 10.0, _core_dump),
-    Probe("redactions", 1.0, 0.0, _kept_words),
+    Probe("kernel", 5.0, 0.5, machine.kernel),
+    Probe("cuda_core_dump", 60.0, 10.0, machine.core_dump),
 )

@@ -43,7 +43,7 @@ def due(verdict: Verdict, *, lies: bool, quiet_s: float, source: Source, limits:
         may_end = verdict.verdict in _COMPILES
     else:
         # Ranks that wait on the device look alike behind a long kernel and behind one that spins: power tells.
-        may_end = verdict.verdict in _MAY_COMPILE or (verdict.verdict is Class.hang_symmetric_spin and not signs.spinning)
+        may_end = verdict.blind or verdict.verdict in _MAY_COMPILE or (verdict.verdict is Class.hang_symmetric_spin and not signs.spinning)
     if not may_end and verdict.confidence >= _UNSURE:
         return Due.now
     wait = max(wait_s(source, limits), _WORKS_S) if signs.working and source is not Source.boxes else wait_s(source, limits)

@@ -47,7 +47,7 @@ def classify(scene: Scene) -> Verdict:
         evidence.append(
             Evidence(f"this also fits {rival.verdict.value}: {found[key].text.partition(chr(10))[0]}", found[key].cite, supports=False)
         )
-    return Verdict(best.verdict, confidence, tuple(evidence), _missing(scene, best, confidence), _suspects(best, found))
+    return Verdict(best.verdict, confidence, tuple(evidence), _missing(scene, best, confidence), _suspects(best, found), best.blind)
 
 
 def _fits(signature: Signature, found: Findings) -> bool:

@@ -72,6 +72,7 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     missing: tuple[Missing, ...] = ()
     suspects: tuple[str, ...] = ()
+    blind: bool = False  # it rests on devices, counters and clients alone; decides when it pages, and is not written down
 
     @property
     def runbook(self) -> str:

@@ -58,5 +58,14 @@ def test_work_without_progress_on_gpus_that_work_is_given_long_and_not_for_ever(
     assert asked(Class.hang_unknown, quiet_s=1300, signs=working) is Due.now
 
 
+def test_idle_gpus_alone_may_be_a_compilation_and_a_scheduler_seen_at_rest_is_none() -> None:
+    def ask(blind: bool, quiet_s: float, source: Source = Source.lines) -> Due:
+        verdict = Verdict(Class.hang_control_plane, 0.6, (), (), blind=blind)
+        return due(verdict, lies=True, quiet_s=quiet_s, source=source, limits=LIMITS)
+
+    assert ask(True, 60) is Due.later and ask(True, LIMITS.ceiling_s) is Due.now and ask(False, 60) is Due.now
+    assert ask(True, 10, Source.boxes) is Due.now, "a black box has told that nothing computes"
+
+
 def test_little_evidence_waits() -> None:
     assert asked(Class.hang_tp_desync, 0.3) is Due.later

@@ -14,8 +14,9 @@ import pytest
 
 from monitors import casefolder, engines, fleet
 from monitors.capture import nccl
+from monitors.capture.field import Field
 from monitors.capture.manifest import Writer, verify
-from monitors.capture.probes import PROBES, Field
+from monitors.capture.probes import PROBES
 from monitors.remote import Remote
 from tests.monitors.cluster import HERE, ROOT
 from tests.ports import free_port

@@ -151,6 +151,14 @@ def test_a_log_in_which_the_word_process_stands_and_no_dump_is_read_to_its_end(t
     assert "server.log" not in {gap.what for gap in casefolder.judge(tmp_path).missing}
 
 
+def test_a_verdict_that_no_process_had_a_word_in_knows_that_it_is_blind(tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_text(json.dumps({"stalled_s": 40.0}))
+    (tmp_path / "gpu.csv").write_text("node,index,util,mem_util,power_w,limit_w\na,0,0,0,60,700\na,1,0,0,60,700\n")
+    verdict = casefolder.judge(tmp_path)
+    assert verdict.verdict is Class.hang_control_plane and verdict.blind, verdict.to_json()
+    assert "blind" not in verdict.to_json()
+
+
 def test_no_rule_names_a_fault_or_a_case() -> None:
     words = ("collective.skip", "verify_desync", "callback.stall", "decode.crash", "health.lie", "case.yaml")
     rules = [str(signature) for signature in SIGNATURES]

@@ -18,7 +18,8 @@ DEATH = ("rank_gone", "member_gone", "traceback", "exit", "crash", "ended", "nat
 
 @dataclass(frozen=True)
 class Signature:
-    """``base`` is the confidence when only what is needed is there; ``decides`` names what would settle it."""
+    """``base`` is the confidence when only what is needed is there; ``decides`` names what would settle it. ``blind``: no
+    process has said a word in it, so that a computation on the host looks the same."""
 
     verdict: Class
     needs: tuple[tuple[str, ...], ...]
@@ -27,3 +28,4 @@ class Signature:
     supports: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     decides: str = ""
+    blind: bool = False

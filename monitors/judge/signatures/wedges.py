@@ -178,6 +178,7 @@ WEDGES: tuple[Signature, ...] = (
         unless=(*MOVES, "host_busy", "computing", "cpu_hot", "log_spins", "all_wait_alike", "flows"),
         supports=("health_ok", *HELD),
         decides="stacks of the scheduler and its CPU time: waiting for work, or computing",
+        blind=True,
     ),
     Signature(
         Class.hang_cpu_bound,
