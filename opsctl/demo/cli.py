@@ -6,8 +6,8 @@ import typer
 
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
-from opsctl.demo.site import DemoError
 from opsctl.demo.story import play, table
+from opsctl.staging.waiting import StageError
 
 
 def demo(
@@ -19,7 +19,7 @@ def demo(
     session: Session = context.obj
     try:
         story = play(session.env, session.talk, model)
-    except DemoError as error:
+    except StageError as error:
         problem = Problem("demo", str(error), remedy="the logs are in the folder named at the start")
         session.show(Answer("demo", exit_code=ExitCode.INTERNAL, errors=(problem,)), as_json=as_json)
         return

@@ -15,11 +15,17 @@ from typing import Any
 
 from engine import blackbox
 from monitors.exit_codes import ExitCode
-from opsctl.demo.clients import CONSTRAINED, AgentLoop, Answer, ask
-from opsctl.demo.site import DEPLOYMENT, STALL_S, WATCHDOG_S, DemoError, Site, demo_site, python_path_env, wait_for
+from opsctl.staging.clients import CONSTRAINED, AgentLoop, Answer, ask
+from opsctl.staging.site import DEPLOYMENT, Layout, Site, python_path_env, site
+from opsctl.staging.waiting import StageError, wait_for
 
 _BOOT_S = 150.0
 _ROLLOUT_S = 400.0
+_STALL_S = 5.0
+_WATCHDOG_S = 60
+_ARGS = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4", "--enable-overlap-schedule",
+         "--context-length", "4096", "--max-total-tokens", "16384", "--drain-timeout", "3",
+         "--enable-faults", "--fault", "grammar.verify_desync", "--fault", "decode.crash:when=sequential")  # fmt: skip
 
 
 @dataclass
@@ -40,7 +46,7 @@ class Story:
 
 
 def play(env: Mapping[str, str], say: Callable[[str], None], model: str = "") -> Story:
-    """Play the incident. Raises DemoError naming the step that failed."""
+    """Play the incident. Raises StageError naming the step that failed."""
     story = Story(say)
     pages: list[str] = []
 
@@ -48,20 +54,21 @@ def play(env: Mapping[str, str], say: Callable[[str], None], model: str = "") ->
         pages.append(title)
         story.tell(f"PAGE: {title}")
 
-    with demo_site(python_path_env(env), on_page, model) as site:
-        story.facts["folder"] = str(site.folder)
-        _boot(story, site)
-        watcher = site.monitor()
-        loop = AgentLoop(site.url)
+    layout = Layout("demo", _ARGS, nodes=((0, 1), (2,)), model=model, watchdog_s=_WATCHDOG_S, stall_s=_STALL_S)
+    with site(layout, python_path_env(env), on_page) as stage:
+        story.facts["folder"] = str(stage.folder)
+        _boot(story, stage)
+        watcher = stage.monitor()
+        loop = AgentLoop(stage.url)
         try:
             loop.start()
             wait_for(lambda: loop.completed >= 2, 120, "two turns of the agent loop")
             story.tell(f"agent loop: {loop.completed} turns done, unconstrained")
-            hanging = _wedge(story, site, loop)
-            _captured(story, site, watcher)
-            _hasty_change(story, site, loop)
+            hanging = _wedge(story, stage, loop)
+            _captured(story, stage, watcher)
+            _hasty_change(story, stage, loop)
             hanging.join(30)
-            _fix(story, site, loop)
+            _fix(story, stage, loop)
         finally:
             loop.stop()
             watcher.close()
@@ -73,11 +80,7 @@ def _boot(story: Story, site: Site) -> None:
     story.tell(
         f'starting {DEPLOYMENT}: 3 tensor-parallel ranks on two "nodes", n-gram speculation, overlap schedule (logs: {site.folder}/log)'
     )
-    from monitors import fleet
-    from opsctl.rollout import target
-
-    for manager in target.of(fleet.load(site.fleet).one(DEPLOYMENT), str(site.fleet), site.env).managers:
-        manager.begin_start()
+    site.begin()
     site.wait_ready(_BOOT_S)
     box = blackbox.read(site.box(0), events=False)
     story.tell(
@@ -85,7 +88,7 @@ def _boot(story: Story, site: Site) -> None:
     )
     verified = site.opsctl("rollout", "verify", deadline_s=180)
     if verified["exit_code"] != ExitCode.DONE:
-        raise DemoError(f"the baseline is not green: {verified['data'] or verified['errors']}")
+        raise StageError(f"the baseline is not green: {verified['data'] or verified['errors']}")
     story.facts["baseline_digest"] = verified["data"]["verified"]["digest"]
     story.tell(f"baseline verified by real completions and recorded ({len(verified['data']['checks'])} checks)")
 
@@ -125,10 +128,10 @@ def ask_health(site: Site) -> int:
 
 
 def _captured(story: Story, site: Site, watcher: Any) -> None:
-    declared = watcher.wait("stall_declared", STALL_S + 30)
+    declared = watcher.wait("stall_declared", _STALL_S + 30)
     story.moment("detected", declared["mono_s"])
     story.tell(f"hang-monitor: stall declared, {declared['quiet_s']} s without progress, {declared['held']} requests held")
-    captured = watcher.wait("captured", WATCHDOG_S)
+    captured = watcher.wait("captured", _WATCHDOG_S)
     story.moment("captured", captured["mono_s"])
     story.tell(f"hang-monitor: bundle of {captured['items']} items in {captured['seconds']} s: {captured['bundle']}")
     verdict = watcher.wait("verdict", 30)
@@ -138,9 +141,9 @@ def _captured(story: Story, site: Site, watcher: Any) -> None:
     story.tell(f"verdict: {verdict['verdict']} (confidence {verdict['confidence']:.2f}), runbook {verdict['runbook']}")
     for item in verdict["evidence"]:
         story.tell(f"   {'for' if item['for'] else 'against'}: {item['text']}  [{item['artefact']}]")
-    left = WATCHDOG_S - (captured["mono_s"] - story.wedged)
+    left = _WATCHDOG_S - (captured["mono_s"] - story.wedged)
     story.facts["before_watchdog_s"] = round(left, 1)
-    story.tell(f"captured {left:.0f} s before the watchdog ({WATCHDOG_S} s) would have killed the evidence")
+    story.tell(f"captured {left:.0f} s before the watchdog ({_WATCHDOG_S} s) would have killed the evidence")
 
 
 def _hasty_change(story: Story, site: Site, loop: AgentLoop) -> None:
@@ -151,7 +154,7 @@ def _hasty_change(story: Story, site: Site, loop: AgentLoop) -> None:
     )
     _tell_rollout(story, answer)
     if answer["exit_code"] != ExitCode.REVERTED:
-        raise DemoError(f"the hasty change ended with exit code {answer['exit_code']}, not {int(ExitCode.REVERTED)}: {answer['errors']}")
+        raise StageError(f"the hasty change ended with exit code {answer['exit_code']}, not {int(ExitCode.REVERTED)}: {answer['errors']}")
     story.moment("reverted")
     story.facts["hasty"] = {
         "seconds": round(time.monotonic() - begun, 1),
@@ -173,14 +176,14 @@ def _fix(story: Story, site: Site, loop: AgentLoop) -> None:
     )  # fmt: skip
     _tell_rollout(story, answer)
     if answer["exit_code"] != ExitCode.DONE:
-        raise DemoError(f"the fix ended with exit code {answer['exit_code']}: {answer['errors']}")
+        raise StageError(f"the fix ended with exit code {answer['exit_code']}: {answer['errors']}")
     story.moment("fixed")
     since = loop.completed
     wait_for(lambda: loop.completed > since, 60, "a turn of the loop after the fix")
     refused = ask(site.url, CONSTRAINED, timeout_s=30)
     story.facts["constrained"] = {"status": refused.status, "seconds": round(refused.seconds, 3), "message": refused.text}
     if refused.status != 400 or refused.seconds > 1:
-        raise DemoError(f"the constrained request got {refused.status} after {refused.seconds:.2f} s: {refused.text}")
+        raise StageError(f"the constrained request got {refused.status} after {refused.seconds:.2f} s: {refused.text}")
     story.tell(f"the constrained request now gets {refused.status} in {refused.seconds * 1000:.0f} ms: {refused.text}")
     since = loop.completed
     wait_for(lambda: loop.completed >= since + 2, 120, "two more turns of the loop")
@@ -191,7 +194,7 @@ def _fix(story: Story, site: Site, loop: AgentLoop) -> None:
 def _tell_rollout(story: Story, answer: dict[str, Any]) -> None:
     data = answer["data"]
     if not data:
-        raise DemoError(f"rollout: {answer['errors']}")
+        raise StageError(f"rollout: {answer['errors']}")
     for check in data["checks"]:
         story.tell(f"   {check['name']}: {check['outcome']}: {check['evidence']}")
     for check in data["revert_checks"]:

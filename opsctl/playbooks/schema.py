@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from monitors.exit_codes import ExitCode
+from monitors.judge.verdict import Class
+from opsctl.repro.experiment import Experiment
 from opsctl.rollout import flags
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Approval = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*$")]
-ACTIONS = ("run", "rollout", "load", "fault", "page")
+ACTIONS = ("run", "rollout", "load", "repro", "fault", "page")
 
 
 class _Table(BaseModel):
@@ -82,13 +84,14 @@ class Change(_Table):
 
 
 class Step(_Table):
-    """One thing to do: exactly one of run, rollout, load, fault, page. ``expects``: exit codes of a command that mean that
+    """One thing to do: exactly one of run, rollout, load, repro, fault, page. ``expects``: exit codes of a command that mean that
     it went as wished. ``when``: of a rollback; ``failed`` keeps a change that held."""
 
     name: Name
     run: str = ""  # a command line; $FLEET and $DEPLOYMENT are filled in, and no shell sees it
     rollout: Change | None = None
     load: dict[str, Any] | None = None  # flags of `opsctl load run`
+    repro: Experiment | None = None  # an experiment, carried out by `opsctl repro run`
     fault: str = ""  # NAME[:key=value,...], armed through the admin route; all are lifted when the playbook ends
     page: str = ""  # a text for the people of the fleet file
     deadline_s: float = Field(gt=0, le=86400)
@@ -123,6 +126,42 @@ class Step(_Table):
         return next(action for action in ACTIONS if getattr(self, action) not in ("", None))
 
 
+class Targets(_Table):
+    """Seconds after the injection by which each moment should have come. What is not given is not scored."""
+
+    detected_s: float | None = Field(default=None, gt=0)
+    captured_s: float | None = Field(default=None, gt=0)
+    mitigated_s: float | None = Field(default=None, gt=0)
+    recovered_s: float | None = Field(default=None, gt=0)
+
+
+class Drill(_Table):
+    """What a playbook of kind drill says beside its method, which injects. ``verdicts``: what the monitor may call it;
+    empty: nothing needs a name. ``pages``: whether somebody must be paged, or nobody may be. ``values`` fills variables of
+    the runbook; the value ``stopped`` is the pid of the process that stands in state T."""
+
+    runbook: str = ""
+    verdicts: tuple[str, ...] = ()
+    pages: bool = True
+    server: tuple[str, ...] = ()  # flags of the engine that is booted for it
+    traffic: Literal["agent", "agents", "agent-and-json"] = "agent"  # clients beside which it happens
+    approve: tuple[str, ...] = ()  # kinds of step that --auto may take
+    skip: tuple[str, ...] = ()  # steps of the runbook that --auto leaves out
+    values: dict[str, str] = Field(default_factory=dict)
+    watch_s: float = Field(default=20.0, gt=0)  # where nobody may be paged: for how long that is watched
+    steady_s: float = Field(default=4.0, gt=0)  # how long all must be well before it is over
+    targets: Targets = Targets()
+    every_days: int = Field(default=90, gt=0)
+
+    @field_validator("verdicts")
+    @classmethod
+    def _classes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [one for one in value if one not in list(Class)]
+        if unknown:
+            raise ValueError(f"{unknown[0]} is no class of verdict; there are {', '.join(Class)}")
+        return value
+
+
 class Playbook(_Table):
     """``after`` is the hypothesis again, or more than that: a list is held beside the hypothesis.
 
@@ -138,6 +177,7 @@ class Playbook(_Table):
     method: tuple[Step, ...]
     rollbacks: tuple[Step, ...] = ()
     after: Literal["hypothesis"] | tuple[Expectation, ...] = "hypothesis"
+    drill: Drill | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Playbook:
@@ -147,6 +187,8 @@ class Playbook(_Table):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise ValueError(f'two steps have the name "{twice}"')
+        if (self.drill is not None) != (self.kind == "drill"):
+            raise ValueError("kind: drill and the table drill go together")
         changes = [step for step in self.method if step.rollout is not None]
         if self.kind == "rollout" and len(changes) != 1:
             raise ValueError(f"kind: rollout is one change: one rollout step, and this has {len(changes)}")

@@ -1,4 +1,4 @@
-"""The demo's two clients: an agent that talks without end, and a scan that wants JSON."""
+"""Two kinds of client: an agent that talks without end, and a scan that wants JSON."""
 
 from __future__ import annotations
 

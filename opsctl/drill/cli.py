@@ -1,0 +1,207 @@
+"""``opsctl drill``: list, run, score and calendar."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from monitors import fleet
+from monitors.exit_codes import ExitCode
+from opsctl.answer import Answer, Problem, Session
+from opsctl.drill import history
+from opsctl.drill.person import Person
+from opsctl.drill.play import Auto, Responder, play
+from opsctl.drill.score import Score, table
+from opsctl.drill.stage import Stage, booted, staged
+from opsctl.library import NotFound, Shelf
+from opsctl.playbooks import lint
+from opsctl.playbooks.document import PlaybookError
+from opsctl.playbooks.schema import Drill, Playbook
+from opsctl.staging.waiting import StageError
+
+app = typer.Typer(no_args_is_help=True, help="Practise: inject a real fault, see it found, captured and mended, and keep the score.")
+
+JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
+NAMES = typer.Argument(None, help="Names of drills (see list), or files.")
+FLEET = typer.Option("", "--fleet", help="The fleet file of a staging deployment. [default: an engine is booted for it]")
+DEPLOYMENT = typer.Option("", "--deployment", help="Which deployment of it. [default: the only one]")
+
+
+@app.command("list")
+def list_(context: typer.Context, as_json: bool = JSON) -> None:
+    """List the drills: what each injects, and the verdict that is expected."""
+    session: Session = context.obj
+    found = []
+    for playbook in _all(session).values():
+        drill = _drill(playbook)
+        found.append({"name": playbook.name, "summary": playbook.summary, "verdicts": list(drill.verdicts), "runbook": drill.runbook,
+                      "server": list(drill.server), "injects": [step.fault or step.name for step in playbook.method]})  # fmt: skip
+    lines = [f"{one['name']:<26} {'/'.join(one['verdicts']) or '-':<24} {one['summary']}" for one in found]
+    session.show(Answer("drill list", found, "\n".join(lines)), as_json=as_json)
+
+
+@app.command()
+def run(
+    context: typer.Context, names: list[str] = NAMES, every: bool = typer.Option(False, "--all", help="Every drill there is."),
+    attended: bool = typer.Option(False, "--attended", help="A person plays: only what somebody on call would see. [default: --auto]"),
+    auto: bool = typer.Option(False, "--auto", help="The runbook's own steps are carried out."),
+    fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
+    model: str = typer.Option("", "--model", help="Hugging Face folder to serve. [default: the default model]"),
+    seed: int = typer.Option(-1, "--seed", help="Of the moment of injection. [default: another one each time]"),
+    deadline_s: float = typer.Option(1800.0, "--deadline-s", help="Of a person."), as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Play drills, one after another; those that ask for the same server share it.
+
+    A deployment must say allow_faults. Every fault is lifted at the end, whatever happened, also when opsctl is killed.
+    Exit status: 0 all passed, 1 one could not be played, 2 refused, 9 one failed.
+    """
+    session: Session = context.obj
+    if attended and auto:
+        raise typer.BadParameter("--attended and --auto: one of them")
+    if attended and not session.attended:
+        raise typer.BadParameter("--attended: standard input is no terminal")
+    if every == bool(names):
+        raise typer.BadParameter("give names of drills, or --all")
+    known = _all(session)
+    chosen = list(known.values()) if every else [_one(session, name) for name in names]
+    where = _allowed(fleet_path, deployment)
+    scores: list[Score] = []
+    problems: list[Problem] = []
+    root = fleet.state_root(session.env) / "drills" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    responder: Responder = Person(session.stdin.readline, deadline_s) if attended else Auto()
+    for at, same in enumerate(_together(chosen)):
+        try:
+            _group(session, same, responder, where, root / str(at), model, seed if seed >= 0 else None, scores)
+        except (StageError, OSError) as error:
+            problems.append(Problem("stage", str(error), where=same[0].name, remedy=f"logs: {root / str(at)}"))
+    text = table(scores) if scores else ""
+    failed = [score for score in scores if not score.passed]
+    code = ExitCode.INTERNAL if problems else ExitCode.FOUND if failed else ExitCode.DONE
+    problems += [Problem("failed", "; ".join(score.problems), where=score.drill) for score in failed]
+    session.show(Answer("drill run", msgspec.to_builtins(scores), text, code, tuple(problems)), as_json=as_json)
+
+
+@app.command()
+def score(
+    context: typer.Context, names: list[str] = NAMES, most: int = typer.Option(20, "--most", help="The last so many."),
+    plot: str = typer.Option("", "--plot", metavar="FILE", help="Write the trend of one drill as SVG."), as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Show what was scored, oldest first."""
+    session: Session = context.obj
+    scores = [one for one in history.read(history.path_of(session.env)) if not names or one.drill in names]
+    if plot:
+        if len({one.drill for one in scores}) != 1:
+            raise typer.BadParameter("--plot: name one drill that was played")
+        Path(plot).write_text(history.trend(scores), encoding="utf-8")
+    text = table(scores[-most:]) if scores else "no drill was played yet"
+    session.show(Answer("drill score", msgspec.to_builtins(scores[-most:]), text), as_json=as_json)
+
+
+@app.command()
+def calendar(context: typer.Context, as_json: bool = JSON) -> None:
+    """Show which drill is due when, the most overdue first. Exit status 9 when one is overdue or was never passed."""
+    session: Session = context.obj
+    due = history.calendar(
+        list(_all(session).values()), history.read(history.path_of(session.env)), datetime.datetime.now(datetime.UTC).date()
+    )
+    lines = []
+    for one in due:
+        last = f"last {one.last_utc[:10]} ({'passed' if one.passed else 'failed'})" if one.last_utc else "never played"
+        when = "due now" if one.days is None else f"overdue by {-one.days} days" if one.days < 0 else f"due in {one.days} days"
+        lines.append(f"{one.drill:<26} {when:<22} {last}, every {one.every_days} days")
+    late = any(one.days is None or one.days < 0 for one in due)
+    session.show(
+        Answer("drill calendar", msgspec.to_builtins(due), "\n".join(lines), ExitCode.FOUND if late else ExitCode.DONE), as_json=as_json
+    )
+
+
+def _group(session: Session, same: list[Playbook], responder: Responder, where: tuple[str, str] | None, folder: Path, model: str,
+           seed: int | None, scores: list[Score]) -> None:  # fmt: skip
+    """Play drills on one server; on a new one where the last drill left it changed."""
+    left = list(same)
+    attempt = 0
+    while left:
+        home = folder.with_name(f"{folder.name}-{attempt}") if attempt else folder
+        attempt += 1
+        with _stage(session, _drill(left[0]), where, home, model) as stage:
+            while left:
+                playbook = left.pop(0)
+                session.talk(f"\n{playbook.name}: {playbook.summary}")
+                found = play(playbook, stage, responder, session.talk, seed=seed)
+                history.add(history.path_of(session.env), found)
+                scores.append(found)
+                session.talk(f"{playbook.name}: {'passed' if found.passed else 'FAILED'}, {found.points} points"
+                             + "".join(f"\n    {problem}" for problem in found.problems))  # fmt: skip
+                if stage.own and (stage.changed or not found.passed):
+                    break
+
+
+@contextlib.contextmanager
+def _stage(session: Session, drill: Drill, where: tuple[str, str] | None, folder: Path, model: str) -> Iterator[Stage]:
+    if where is None:
+        with booted(drill, session.env, session.talk, folder, model) as stage:
+            yield stage
+    else:
+        with staged(*where, session.env, folder) as stage:
+            yield stage
+
+
+def _together(chosen: list[Playbook]) -> list[list[Playbook]]:
+    """Drills that ask for the same server, those that change its configuration last."""
+    groups: dict[tuple[str, ...], list[Playbook]] = {}
+    for playbook in chosen:
+        groups.setdefault(_drill(playbook).server, []).append(playbook)
+    return [sorted(group, key=_changes) for group in groups.values()]
+
+
+def _changes(playbook: Playbook) -> bool:
+    return "change-configuration" in _drill(playbook).approve or any(step.rollout for step in playbook.method)
+
+
+def _allowed(fleet_path: str, deployment: str) -> tuple[str, str] | None:
+    if not fleet_path:
+        if deployment:
+            raise typer.BadParameter("--deployment: of which fleet file? give --fleet")
+        return None
+    chosen = fleet.load(fleet_path).one(deployment)
+    if not chosen.allow_faults:
+        raise typer.BadParameter(f"{fleet_path}: deployment.{chosen.name} does not say allow_faults = true: nothing is injected there")
+    return str(Path(fleet_path).absolute()), chosen.name
+
+
+def _all(session: Session) -> dict[str, Playbook]:
+    found = {}
+    for name, path in Shelf.of("playbooks", ".yaml", session.env).all().items():
+        try:
+            playbook = lint.read(path).playbook
+        except PlaybookError:
+            continue  # `opsctl playbook lint` says why; it is no drill of ours to judge here
+        if playbook.kind == "drill":
+            found[name] = playbook
+    return found
+
+
+def _one(session: Session, name: str) -> Playbook:
+    try:
+        path = Shelf.of("playbooks", ".yaml", session.env).find(name)
+    except NotFound as error:
+        raise typer.BadParameter(str(error)) from error
+    if wrong := lint.problems(path):
+        raise PlaybookError(wrong)
+    playbook: Any = lint.read(path).playbook
+    if playbook.kind != "drill":
+        raise typer.BadParameter(f"{name}: a playbook of kind {playbook.kind}, no drill")
+    found: Playbook = playbook
+    return found
+
+
+def _drill(playbook: Playbook) -> Drill:
+    assert playbook.drill is not None
+    return playbook.drill

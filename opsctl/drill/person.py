@@ -1,0 +1,69 @@
+"""A drill that a person plays: what somebody on call would see, and nothing else. Hints are there, and cost points."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from opsctl.drill.play import Playing, note
+from opsctl.runbooks.run import RunRecord
+from opsctl.staging.waiting import StageError
+
+
+@dataclass
+class Person:
+    """``read`` returns a line that was typed, empty when the terminal is gone."""
+
+    read: Callable[[], str]
+    deadline_s: float
+    mode: str = "attended"
+    _typed: list[str] = field(default_factory=list)
+
+    def respond(self, playing: Playing) -> None:
+        """Wait until service is back; give a hint whenever one is asked for."""
+        playing.talk(f"\nYou are on call. In another terminal: export FLEET={playing.stage.fleet_path} "
+                     f"DEPLOYMENT={playing.stage.deployment.name}{f' BUNDLE={playing.bundle}' if playing.bundle else ''}\n"
+                     "Here: h and Enter for a hint (it costs points), q and Enter to give up.")  # fmt: skip
+        threading.Thread(target=self._listen, daemon=True).start()
+        hints = self._hints(playing)
+        seen = playing.score.moments.detected or 0.0
+
+        def over() -> bool:
+            while self._typed:
+                word = self._typed.pop(0)
+                if word == "q":
+                    raise StageError("given up")
+                if word == "h" and hints:
+                    playing.score.hints += 1
+                    playing.talk(f"        hint: {hints.pop(0)}")
+            return playing.traffic.last_good > playing.begun + seen
+
+        try:
+            playing.until(over, self.deadline_s)
+        except StageError as error:
+            playing.score.problems.append(str(error))
+        self._runbooks(playing)
+
+    def _listen(self) -> None:
+        while line := self.read():
+            self._typed.append(line.strip().lower()[:1])
+
+    def _hints(self, playing: Playing) -> list[str]:
+        """From where to look to what to do."""
+        drill = playing.drill
+        hints = ["read the page, then the report of the bundle: opsctl bundle show BUNDLE"]
+        hints += [f"the monitor calls it {playing.score.verdict}"] if playing.score.verdict else []
+        hints += [f"its runbook is: opsctl runbook run {drill.runbook}"] if drill.runbook else []
+        return hints
+
+    def _runbooks(self, playing: Playing) -> None:
+        """What was run of runbooks since the injection, from the records that ``opsctl runbook run`` leaves."""
+        folder = Path(playing.stage.env.get("XDG_STATE_HOME", "")) / "lastbatch" / "runbooks" / playing.stage.deployment.name
+        for path in sorted(folder.glob("*.json")):
+            record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+            if record.began_utc >= playing.score.began_utc[:19]:
+                note(playing, record)

@@ -1,0 +1,165 @@
+"""Where a drill is played: a server that is booted for it, or a staging deployment that allows faults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine import blackbox
+from monitors import fleet
+from monitors.exit_codes import ExitCode
+from monitors.fleet import Deployment
+from opsctl.playbooks.actions import Place
+from opsctl.playbooks.schema import Drill
+from opsctl.playbooks.server import Deployed
+from opsctl.staging.clients import CONSTRAINED, AgentLoop, ask
+from opsctl.staging.site import DEPLOYMENT, Layout, python_path_env, site
+from opsctl.staging.waiting import StageError, wait_for
+from opsctl.staging.watcher import Watcher
+
+RANKS = 3
+_COMMON = ("--context-length", "4096", "--max-total-tokens", "16384", "--drain-timeout", "3", "--enable-faults")
+_BOOT_S = 150.0
+
+
+@dataclass
+class Stage:
+    """A server that works, with a monitor that watches it. ``pages`` are the titles of what was sent to people, with the
+    monotonic second at which each came."""
+
+    fleet_path: str
+    deployment: Deployment
+    env: dict[str, str]
+    folder: Path
+    server: Deployed
+    watcher: Watcher
+    pages: list[tuple[float, str]]
+    own: bool
+    changed: bool = False  # its configuration is not what it was booted with
+
+    def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
+        """The JSON envelope of an opsctl command on this deployment. Raises StageError when there is none in time."""
+        command = [sys.executable, "-m", "opsctl.cli", *words, "--fleet", self.fleet_path, "--deployment", self.deployment.name, "--json"]
+        with (self.folder / "opsctl.log").open("a") as log:
+            log.write(f"$ opsctl {' '.join(words)}\n")
+            log.flush()
+            try:
+                done = subprocess.run(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
+                                      timeout=deadline_s, check=False)  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                raise StageError(f"opsctl {' '.join(words[:2])}: no end in {deadline_s:g} s; see {log.name}") from error
+        try:
+            envelope: dict[str, Any] = json.loads(done.stdout)
+        except ValueError as error:
+            raise StageError(
+                f"opsctl {' '.join(words[:2])}: exit code {done.returncode} and no JSON; see {self.folder}/opsctl.log"
+            ) from error
+        return envelope
+
+    def stopped_pid(self) -> str:
+        """The pid of the process in state T among the services' own. Raises StageError when there is none."""
+        for box in sorted(Path(self.deployment.node[0].service[0].run_dir).glob("rank-*.box")):
+            pid = blackbox.read(box, events=False).header.pid
+            with contextlib.suppress(OSError):
+                if "\nState:\tT" in Path(f"/proc/{pid}/status").read_text():
+                    return str(pid)
+        raise StageError("no rank's process stands in state T")
+
+
+@dataclass
+class Traffic:
+    """Clients beside which it happens: agents that talk without end, and one that wants JSON once the fault is armed."""
+
+    url: str
+    kind: str
+    loops: list[AgentLoop] = field(default_factory=list)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def begin(self) -> None:
+        for _ in range(2 if self.kind == "agents" else 1):
+            loop = AgentLoop(self.url)
+            loop.start()
+            self.loops.append(loop)
+        wait_for(lambda: self.completed >= len(self.loops), 120, "a turn of the clients")
+
+    def provoke(self) -> None:
+        if self.kind == "agent-and-json":
+            thread = threading.Thread(target=lambda: ask(self.url, CONSTRAINED, timeout_s=120), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    @property
+    def completed(self) -> int:
+        return sum(loop.completed for loop in self.loops)
+
+    @property
+    def last_good(self) -> float:
+        """The monotonic second of the last turn that was completed."""
+        return max(loop.last_good for loop in self.loops)
+
+    def end(self) -> None:
+        for loop in self.loops:
+            loop.stop()
+        for thread in self._threads:
+            thread.join(5)
+
+
+@contextlib.contextmanager
+def booted(drill: Drill, env: Mapping[str, str], talk: Callable[[str], None], folder: Path, model: str = "") -> Iterator[Stage]:
+    """A server of its own, with the flags that the drill asks for, verified by real completions."""
+    pages: list[tuple[float, str]] = []
+    layout = Layout("drill", (*_COMMON, *drill.server), nodes=(tuple(range(RANKS)),), model=model)
+    with site(layout, python_path_env(env), lambda title: pages.append((time.monotonic(), title)), folder) as made:
+        talk(f"booting the engine on {RANKS} ranks ({' '.join(drill.server) or 'no flags beyond the common ones'}); logs: {folder}/log")
+        made.begin()
+        made.wait_ready(_BOOT_S)
+        with _watched(str(made.fleet), DEPLOYMENT, made.env, folder, pages, own=True, watcher=made.monitor) as stage:
+            verified = stage.opsctl("rollout", "verify", deadline_s=240)
+            if verified["exit_code"] != ExitCode.DONE:
+                raise StageError(f"the server that was booted is not well: {verified['errors'] or verified['data']}")
+            yield stage
+
+
+@contextlib.contextmanager
+def staged(fleet_path: str, deployment: str, env: Mapping[str, str], folder: Path) -> Iterator[Stage]:
+    """A deployment that is there already. The caller has seen that it allows faults. Pages go to its own people."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def monitor() -> Watcher:
+        command = [sys.executable, "-m", "monitors.cli", "run", "--fleet", fleet_path, "--deployment", deployment, "--json", "--state-dir",
+                   str(folder / "monitor")]  # fmt: skip
+        with (folder / "hang-monitor.log").open("w") as log:
+            return Watcher(
+                subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+            )
+
+    with _watched(fleet_path, deployment, dict(env), folder, [], own=False, watcher=monitor) as stage:
+        yield stage
+
+
+@contextlib.contextmanager
+def _watched(fleet_path: str, name: str, env: dict[str, str], folder: Path, pages: list[tuple[float, str]], *, own: bool,
+             watcher: Callable[[], Watcher]) -> Iterator[Stage]:  # fmt: skip
+    whole = fleet.load(fleet_path)
+    chosen = whole.one(name)
+    server = Deployed(whole, chosen, Place(fleet_path, name, chosen.api, chosen.api_key_file, env))
+    watching = watcher()
+    try:
+        yield Stage(fleet_path, chosen, env, folder, server, watching, pages, own)
+    finally:
+        watching.close()
+        server.close()
+
+
+def moment(seed: int | None, least_s: float = 0.5, most_s: float = 3.0) -> float:
+    """After how many seconds of traffic it happens."""
+    return random.Random(seed).uniform(least_s, most_s)

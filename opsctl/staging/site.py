@@ -1,0 +1,205 @@
+"""A deployment on this machine: one tensor-parallel group on one or more "nodes", each an embedded service, and its monitor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from monitors import fleet
+from opsctl.rollout import target
+from opsctl.staging.pager import Pager
+from opsctl.staging.waiting import StageError, wait_for
+from opsctl.staging.watcher import Watcher
+
+DEPLOYMENT = "flash"
+_ENGINE = (sys.executable, "-m", "engine.cli", "serve")
+_END_S = 60.0
+_FLEET = """# Written by `opsctl {what}`: one deployment of its own on this machine.
+[deployment.{name}]
+engine = "lastbatch"
+api = "http://127.0.0.1:{port}"
+watchdog_s = {watchdog}
+service = "embedded"
+allow_faults = true
+boot_deadline_s = {boot}
+stable_s = {stable}
+bundle_dir = "{folder}/bundles"
+{nodes}
+[[deployment.{name}.caller]]
+name = "scan"
+request = {{ messages = [{{ role = "user", content = "one item as JSON" }}], response_format = {{ type = "json_object" }} }}
+expect = "json"
+probe = "never-live"
+[page]
+urls = ["json://127.0.0.1:{pager}/"]
+"""
+_NODE = """[[deployment.{name}.node]]
+name = "{node}"
+[[deployment.{name}.node.service]]
+unit = "{unit}"
+ranks = {ranks}
+run_dir = "{folder}/run/{unit}"
+log = "{folder}/log/{unit}.log"
+command = {command}
+args = {args}
+"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is served and how it is watched. ``nodes``: the ranks of each "node"; ``args``: flags of the engine beside those
+    that follow from the layout."""
+
+    what: str
+    args: Sequence[str]
+    nodes: Sequence[Sequence[int]]
+    model: str = ""
+    watchdog_s: int = 60
+    stall_s: float = 5.0
+    boot_s: int = 150
+    stable_s: int = 5
+
+    @property
+    def world(self) -> int:
+        return sum(len(ranks) for ranks in self.nodes)
+
+
+class Site:
+    """Everything that is started. ``folder`` keeps logs, bundles and journals; sockets lie in a short-lived one."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str], pager: Pager, layout: Layout) -> None:
+        self.folder, self.layout = folder, layout
+        self.port = _free_ports(1)
+        self._sockets = Path(tempfile.mkdtemp(prefix="lastbatch-"))
+        self.env = {**env, "XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(self._sockets), "PYTHONUNBUFFERED": "1"}
+        self.fleet = folder / "fleet.toml"
+        names = "abcdefgh"[: len(layout.nodes)]
+        self.units = tuple(f"{DEPLOYMENT}-{name}" for name in names)
+        self.home = {rank: unit for unit, ranks in zip(self.units, layout.nodes, strict=True) for rank in ranks}
+        group = ["--tp", str(layout.world)]
+        if len(layout.nodes) > 1:
+            group += ["--nnodes", str(len(layout.nodes)), "--dist-init-addr", f"127.0.0.1:{_free_ports(4)}"]
+        group += ["--model", layout.model] if layout.model else []
+        nodes = ""
+        for at, (unit, ranks) in enumerate(zip(self.units, layout.nodes, strict=True)):
+            own = ["--port", str(self.port), "--run-dir", f"{folder}/run/{unit}", "--name", unit]
+            own += ["--node-rank", str(at)] if len(layout.nodes) > 1 else []
+            args = [*group, "--watchdog-timeout", str(layout.watchdog_s), *layout.args, *own]
+            nodes += _NODE.format(name=DEPLOYMENT, node=names[at], unit=unit, ranks=list(ranks), folder=folder, args=json.dumps(args),
+                                  command=json.dumps(list(_ENGINE)))  # fmt: skip
+        (folder / "log").mkdir(parents=True, exist_ok=True)
+        self.fleet.write_text(_FLEET.format(what=layout.what, name=DEPLOYMENT, port=self.port, watchdog=layout.watchdog_s, folder=folder,
+                                            nodes=nodes, pager=pager.port, boot=layout.boot_s, stable=layout.stable_s))  # fmt: skip
+
+    def services(self) -> Sequence[Any]:
+        """The embedded services, each on its own."""
+        return target.of(fleet.load(self.fleet).one(DEPLOYMENT), str(self.fleet), self.env).managers
+
+    def begin(self) -> None:
+        """Start every service; returns before they are ready."""
+        for service in self.services():
+            service.begin_start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
+        """Run an opsctl command as an operator would, and return its JSON envelope."""
+        command = [sys.executable, "-m", "opsctl.cli", *words, "--fleet", str(self.fleet), "--deployment", DEPLOYMENT, "--json"]
+        with (self.folder / "log" / "opsctl.log").open("a") as log:
+            log.write(f"$ opsctl {' '.join(words)}\n")
+            log.flush()
+            try:
+                done = subprocess.run(
+                    command,
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    timeout=deadline_s,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise StageError(f"opsctl {' '.join(words[:2])}: no end in {deadline_s:g} s; see {log.name}") from error
+        try:
+            envelope: dict[str, Any] = json.loads(done.stdout)
+        except ValueError as error:
+            raise StageError(
+                f"opsctl {' '.join(words[:2])}: exit code {done.returncode} and no JSON; see {self.folder}/log/opsctl.log"
+            ) from error
+        return envelope
+
+    def monitor(self) -> Watcher:
+        command = [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(self.fleet), "--stall-s", str(self.layout.stall_s), "--json",
+                   "--state-dir", str(self.folder / "state" / "monitor")]  # fmt: skip
+        with (self.folder / "log" / "hang-monitor.log").open("w") as log:
+            return Watcher(subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True))
+
+    def box(self, rank: int) -> Path:
+        return self.folder / "run" / self.home[rank] / f"rank-{rank}.box"
+
+    def wait_ready(self, deadline_s: float) -> None:
+        def ready() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"{self.url}/health_scheduler", timeout=5).status_code == 200
+            return False
+
+        wait_for(ready, deadline_s, f"the server to be ready (logs: {self.folder}/log)")
+
+    def close(self) -> None:
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def site(layout: Layout, env: Mapping[str, str], on_page: Callable[[str], None], folder: Path | None = None) -> Iterator[Site]:
+    """A site in the user's state folder; all that it started is ended when the block is left, whatever happened."""
+    if folder is None:
+        folder = fleet.state_root(env) / time.strftime(f"{layout.what}-%Y%m%dT%H%M%SZ", time.gmtime())
+    folder.mkdir(parents=True)
+    pager = Pager(on_page)
+    made = Site(folder, env, pager, layout)
+    try:
+        yield made
+    finally:
+        services = made.services()
+        for service in services:
+            with contextlib.suppress(Exception):
+                service.end()
+        until = time.monotonic() + _END_S
+        while not all(service.ended for service in services) and time.monotonic() < until:
+            time.sleep(0.1)
+        made.close()
+        pager.close()
+
+
+def _free_ports(count: int) -> int:
+    """The first of ``count`` ports in a row that are free now, below those that the kernel itself gives away."""
+    for _ in range(50):
+        first = random.randint(15_000, 32_000)
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as held:
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise StageError(f"no {count} free ports in a row on 127.0.0.1")
+
+
+def python_path_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment for child processes that import from this tree when it is not installed."""
+    root = str(Path(__file__).resolve().parents[2])
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))}
