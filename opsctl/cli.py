@@ -27,14 +27,12 @@ from opsctl.incident import app as incident_app
 from opsctl.load.cli import app as load_app
 from opsctl.playbooks.cli import app as playbook_app
 from opsctl.playbooks.document import PlaybookError
-from opsctl.repro.cli import app as repro_app
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
 from opsctl.runbooks.cli import app as runbook_app
 from opsctl.runbooks.cli import approve
 from opsctl.service.cli import app as service_app
 from opsctl.service.manager import Locked, ServiceError, Unreachable
-from opsctl.triage.cli import triage
 from opsctl.watch import watch
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # of the click that typer carries and does not export whole
@@ -53,10 +51,8 @@ app.add_typer(runbook_app, name="runbook")
 app.command()(approve)
 app.add_typer(load_app, name="load")
 app.add_typer(drill_app, name="drill")
-app.add_typer(repro_app, name="repro")
 app.command()(demo)
 app.command()(watch)
-app.command()(triage)
 
 
 @app.command()
