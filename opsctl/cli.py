@@ -33,6 +33,7 @@ from opsctl.runbooks.cli import app as runbook_app
 from opsctl.runbooks.cli import approve
 from opsctl.service.cli import app as service_app
 from opsctl.service.manager import Locked, ServiceError, Unreachable
+from opsctl.triage.cli import triage
 from opsctl.watch import watch
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # of the click that typer carries and does not export whole
@@ -53,6 +54,7 @@ app.add_typer(load_app, name="load")
 app.add_typer(drill_app, name="drill")
 app.command()(demo)
 app.command()(watch)
+app.command()(triage)
 
 
 @app.command()
