@@ -103,7 +103,7 @@ def counters() -> Table:
 
 def events() -> Table:
     rows = tuple((str(kind.value), _code(kind.name)) for kind in blackbox.EventKind)
-    intro = f"Kinds of the last {blackbox.RING_SLOTS:,} events in the ring; `engine/blackbox.py` gives the fields of each."
+    intro = f"Kinds of the last {blackbox.RING_SLOTS:,} events in the ring; `engine/blackbox/layout.py` gives the fields of each."
     return Table("Black box: events", intro, ("number", "event"), rows)
 
 
