@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 
 from opsctl.rollout.probe import ApiError
-from opsctl.rollout.watch import Crash
+from opsctl.rollout.watch import Crash, Watch
 from opsctl.service.manager import ServiceError
 from opsctl.service.wait import Deadline
+
+_BEHIND_S = 1.0  # how long after a failure the service manager may take to say that the process has ended
 
 
 class Outcome(enum.StrEnum):
@@ -42,17 +44,25 @@ def inconclusive(name: str, evidence: str, **data: Any) -> Check:
     return Check(name, Outcome.inconclusive, evidence, data)
 
 
-def run(name: str, check: Callable[[], Check]) -> Check:
+def run(name: str, check: Callable[[], Check], watch: Watch | None = None) -> Check:
     """A check with what it may raise turned into an answer: a crash, a missed deadline and an API that gives no
-    answer are failures; a service manager that cannot be asked is an error of the check."""
+    answer are failures; a service manager that cannot be asked is an error of the check. With ``watch`` a crash behind
+    a failure is looked for, so that its traceback is in the answer."""
     try:
-        return check()
+        found = check()
     except Crash as crash:
         return Check(name, Outcome.failed, str(crash), crash.evidence)
     except (ApiError, Deadline) as error:
-        return Check(name, Outcome.failed, str(error))
+        found = Check(name, Outcome.failed, str(error))
     except (ServiceError, OSError) as error:
         return Check(name, Outcome.error, str(error))
+    if watch is None or found.outcome is not Outcome.failed:
+        return found
+    try:
+        behind = watch.crash_behind(_BEHIND_S)
+    except (ServiceError, OSError):  # the failure itself is known
+        return found
+    return found if behind is None else Check(name, Outcome.failed, str(behind), {**found.data, **behind.evidence})
 
 
 def overall(checks: Iterable[Check]) -> Outcome:

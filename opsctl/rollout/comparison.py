@@ -64,15 +64,15 @@ class Comparison:
         """In order of what they cost; the reader stops when one has failed."""
         before = self._scope.before
         if before is not None and before.greedy and self._scope.same_model:
-            yield checks.run("drift", lambda: self._drift(before))
+            yield checks.run("drift", lambda: self._drift(before), self._watch)
         for rung in self._rungs():
-            yield checks.run(rung.name, lambda rung=rung: self._judge(rung, self._climb(rung)))  # type: ignore[misc]
+            yield checks.run(rung.name, lambda rung=rung: self._judge(rung, self._climb(rung)), self._watch)  # type: ignore[misc]
         if self._scope.callers:
-            yield checks.run("callers", self._callers)
+            yield checks.run("callers", self._callers, self._watch)
         if any(caller.via for caller in self._scope.callers):
-            yield checks.run("client path", self._paths)
+            yield checks.run("client path", self._paths, self._watch)
         if self._scope.allowance_pct is not None:
-            yield checks.run("throughput", self._throughput)
+            yield checks.run("throughput", self._throughput, self._watch)
 
     # Asking.
 

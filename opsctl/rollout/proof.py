@@ -75,7 +75,7 @@ class Proof:
     def serving(self) -> Iterator[Check]:
         """In order: what runs is what was planned, it answers, its log is clean. Ends at the first failure."""
         for name, check in (("argv", self._argv), ("ranks", self._ranks), ("completion", self._completion), ("log", self._log)):
-            found = checks.run(name, check)
+            found = checks.run(name, check, self._watch)
             yield found
             if found.outcome is not Outcome.passed and found.outcome is not Outcome.inconclusive:
                 return
@@ -95,7 +95,7 @@ class Proof:
                 return soak.steady(window_s, self._watch, self._waiter, answer=lambda: self._check_answer(self._answer()), log=self._log,
                                    texts=self._texts, sentry=sentry, scope=self._scope)  # fmt: skip
 
-        return checks.run("steady", check)
+        return checks.run("steady", check, self._watch)
 
     def _sentry(self, scope: Scope) -> Sentry:
         return Sentry(scope.deployment, {m.name: m.run_dir or m.manager.run_dir() for m in self._target.members}, scope.bundles)

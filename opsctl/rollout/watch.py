@@ -43,6 +43,19 @@ class Watch:
             if what:
                 self._raise(manager, first.invocation_id, what)
 
+    def crash_behind(self, seconds: float) -> Crash | None:
+        """The end of a service that explains why something failed just now, looked for a moment: a connection breaks
+        before the service manager has seen its process end."""
+        until = self.waiter.clock.monotonic() + seconds
+        while True:
+            try:
+                self.look()
+            except Crash as crash:
+                return crash
+            if self.waiter.clock.monotonic() >= until:
+                return None
+            self.waiter.clock.sleep(self.waiter.poll_s)
+
     def _raise(self, manager: ServiceManager, invocation_id: str, what: str) -> None:
         try:
             lines = manager.log(invocation_id)

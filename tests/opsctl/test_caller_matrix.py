@@ -47,6 +47,7 @@ def test_a_change_that_a_client_is_certain_to_see_is_refused_before_anything_is_
     assert (rows["triage"]["before"], rows["triage"]["after"]) == ("json", "http 400")
     assert "stop sending response_format" in rows["triage"]["must"] and rows["chat"]["must"] == ""
     assert "as agreed" in check(ran, "callers")["evidence"]
+    assert "http 400, as planned" in check(ran, "json")["evidence"] and "http 400, as planned" in check(ran, "tool call")["evidence"]
 
 
 def test_a_client_that_gets_prose_where_it_got_json_fails_the_rollout_and_the_report_says_who_must_change(make_site: MakeSite) -> None:

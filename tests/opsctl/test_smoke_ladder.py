@@ -2,42 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.opsctl.site import Site
+from opsctl.rollout.checks import Outcome
+from opsctl.rollout.probe import Api
+from opsctl.rollout.smoke import drift, ladder
+from tests.opsctl.site import SERVER, Site, wait_until
+from tests.ports import free_port
 
 MakeSite = Callable[..., Site]
+NUMBER = itertools.count()
+
+
+@contextlib.contextmanager
+def contract(folder: Path, *args: str) -> Iterator[Api]:
+    """The contract server by itself, its API ready."""
+    port = free_port()
+    argv = [sys.executable, str(SERVER), "serve", "--port", str(port), "--run-dir", str(folder), *args]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    api = Api(f"http://127.0.0.1:{port}")
+    try:
+        wait_until(api.healthy, what="the server to be ready")
+        yield api
+    finally:
+        process.kill()
+        process.wait()
+        api.close()
+
+
+def climbed(api: Api, name: str) -> ladder.Climbed:
+    found = ladder.rungs(lambda request: api.ask(request, 10.0), lambda: f"n{next(NUMBER)}", context=512, faulty=lambda reply: "")
+    rung = next(rung for rung in found if rung.name == name)
+    return ladder.climb(rung, lambda kind: kind == rung.want)
 
 
 @pytest.mark.parametrize(
-    ("trouble", "check", "says"),
+    ("trouble", "rung", "kind", "says"),
     [
-        ("no-stream", "streaming", "without [DONE]"),
-        ("most-prompt=400", "long context", "http 500"),
-        ("no-tools", "tool call", "text where tool_call is due"),
-        ("text-for=colour", "json", "text where json is due"),
-        ("scrambled", "drift", "greedy answers are not those of before"),
+        ("--no-stream", "streaming", "none", "without [DONE]"),
+        ("--most-prompt=400", "long context", "http 500", "does not fit"),
+        ("--no-tools", "tool call", "text", ""),
+        ("--text-for=colour", "json", "text", "asked for JSON"),
+        ("--grammar-backend=none", "json", "http 400", "Grammar-based"),
+        ("--garbage", "concurrent", "degenerate", "one of 4 at once"),
     ],
 )
-def test_a_rung_that_is_lost_is_reverted(make_site: MakeSite, trouble: str, check: str, says: str) -> None:
-    site = make_site()
-    ran = site.apply("--set", trouble)
-    assert ran.code == 3, ran.err
-    failed: dict[str, Any] = ran.data["checks"][-1]
-    assert (failed["name"], failed["outcome"]) == (check, "failed")
-    assert says in failed["evidence"]
+def test_a_rung_says_what_came_instead(tmp_path: Path, trouble: str, rung: str, kind: str, says: str) -> None:
+    with contract(tmp_path, trouble) as api:
+        found = climbed(api, rung)
+    assert found.kind == kind and says in found.detail, found
 
 
-def test_a_rung_that_was_never_climbed_need_not_be_and_one_that_the_plan_refuses_is_no_loss(make_site: MakeSite) -> None:
+def test_a_sound_server_climbs_every_rung_and_gives_the_same_greedy_answers_twice(tmp_path: Path) -> None:
+    with contract(tmp_path) as api:
+        kinds = [climbed(api, name).kind for name in ("streaming", "long context", "concurrent", "tool call", "json")]
+        first, again = (drift.answers(lambda request: api.ask(request, 10.0)) for _ in range(2))
+    assert kinds == ["text", "text", "text", "tool_call", "json"]
+    assert drift.compare(first, again, 1.0).outcome is Outcome.passed
+
+
+@pytest.mark.parametrize(
+    ("after", "share", "outcome"),
+    [("abcdefgh", 1.0, Outcome.passed), ("abcdefgX", 1.0, Outcome.failed), ("abcdefgX", 0.5, Outcome.passed),
+     ("Xbcdefgh", 0.5, Outcome.failed), ("abcdefgh and more", 1.0, Outcome.failed), ("", 0.5, Outcome.failed)],
+)  # fmt: skip
+def test_greedy_answers_must_keep_the_share_that_is_declared(after: str, share: float, outcome: Outcome) -> None:
+    assert drift.compare({"a": "abcdefgh"}, {"a": after}, share).outcome is outcome
+
+
+def test_nothing_to_compare_with_is_no_pass() -> None:
+    assert drift.compare({}, {"a": "x"}, 0.5).outcome is Outcome.inconclusive
+
+
+def test_a_rung_of_a_dangerous_shape_is_left_out_with_its_whole_machinery() -> None:
+    found = ladder.rungs(lambda request: None, lambda: "n", context=0, faulty=lambda reply: "")  # type: ignore[arg-type, return-value]
+    never: list[dict[str, Any]] = [{"messages": [], "response_format": {"type": "json_object"}}]
+    assert [rung.name for rung in found if ladder.left_out(rung, never)] == ["tool call", "json"]
+
+
+def test_fluent_nonsense_is_reverted_and_a_rung_that_was_never_climbed_need_not_be(make_site: MakeSite) -> None:
     site = make_site(args=["--no-tools"])
-    ran = site.apply("--set", "grammar-backend=none")
+    ran = site.apply("--set", "page-size=32")
     assert ran.code == 0, ran.err
-    evidence = {one["name"]: one["evidence"] for one in ran.data["checks"]}
-    assert "http 400, as planned" in evidence["json"]
-    again = site.apply("--set", "page-size=32")
-    assert again.code == 0, again.err
-    back = site.apply("--unset", "grammar-backend")
-    assert back.code == 3, back.err  # a tool call is due again, and was not given before either
+    assert next(one["evidence"] for one in ran.data["checks"] if one["name"] == "tool call").startswith("text, as before the change")
+    ran = site.apply("--set", "scrambled")
+    assert ran.code == 3, ran.err
+    failed = ran.data["checks"][-1]
+    assert (failed["name"], failed["outcome"]) == ("drift", "failed")
+    assert "greedy answers are not those of before" in failed["evidence"]
