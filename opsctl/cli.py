@@ -27,6 +27,8 @@ from opsctl.incident import app as incident_app
 from opsctl.load.cli import app as load_app
 from opsctl.playbooks.cli import app as playbook_app
 from opsctl.playbooks.document import PlaybookError
+from opsctl.reference import reference
+from opsctl.repro.cli import app as repro_app
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
 from opsctl.runbooks.cli import app as runbook_app
@@ -52,18 +54,34 @@ app.add_typer(runbook_app, name="runbook")
 app.command()(approve)
 app.add_typer(load_app, name="load")
 app.add_typer(drill_app, name="drill")
+app.add_typer(repro_app, name="repro")
 app.command()(demo)
 app.command()(watch)
 app.command()(triage)
+app.command()(reference)
+
+
+@app.callback()
+def _program(
+    context: typer.Context,
+    shows_version: bool = typer.Option(False, "--version", "-V", help="Print which lastbatch this is.", is_eager=True),
+) -> None:
+    if shows_version:
+        context.obj.stdout.write(f"opsctl {_version()}\n")
+        raise typer.Exit
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("lastbatch")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (not installed)"
 
 
 @app.command()
 def version(context: typer.Context, as_json: bool = typer.Option(False, "--json", help="Print one JSON envelope.")) -> None:
     """Print which lastbatch this is."""
-    try:
-        found = importlib.metadata.version("lastbatch")
-    except importlib.metadata.PackageNotFoundError:
-        found = "unknown (not installed)"
+    found = _version()
     context.obj.show(Answer("version", {"version": found}, f"lastbatch {found}"), as_json=as_json)
 
 

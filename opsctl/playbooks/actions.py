@@ -30,13 +30,15 @@ class Place:
 
 
 def words(step: Step, place: Place, playbook: str) -> list[str]:
-    """The command of a ``run``, ``rollout`` or ``load`` step as one would type it. Raises ValueError for an unknown variable."""
+    """The command of a ``run``, ``rollout``, ``load`` or ``repro`` step as one would type it. Raises ValueError for an unknown variable."""
     where = ["--fleet", place.fleet, "--deployment", place.deployment]
     if step.rollout is not None:
         return ["opsctl", "rollout", "apply", *where, *_change(step.rollout), "--reason", f"playbook {playbook}", "--yes", "--json"]
     if step.load is not None:
         key = ["--api-key-file", place.api_key_file] if place.api_key_file else []
         return ["opsctl", "load", "run", "--url", place.api, *key, *_flags(step.load), "--json"]
+    if step.repro is not None:
+        return ["opsctl", "repro", "run", playbook, *where, "--step", step.name, "--json"]
     return commandline.filled(step.run, place.variables)
 
 

@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from monitors.exit_codes import ExitCode
 from monitors.judge.verdict import Class
+from opsctl.repro.experiment import Experiment
 from opsctl.rollout import flags
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Approval = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*$")]
-ACTIONS = ("run", "rollout", "load", "fault", "page")
+ACTIONS = ("run", "rollout", "load", "repro", "fault", "page")
 
 
 class _Table(BaseModel):
@@ -83,13 +84,14 @@ class Change(_Table):
 
 
 class Step(_Table):
-    """One thing to do: exactly one of run, rollout, load, fault, page. ``expects``: exit codes of a command that mean that
-    it went as wished. ``when``: of a rollback; ``failed`` keeps a change that held."""
+    """One thing to do: exactly one of run, rollout, load, repro, fault, page. ``expects``: exit codes of a command that mean
+    that it went as wished. ``when``: of a rollback; ``failed`` keeps a change that held."""
 
     name: Name
     run: str = ""  # a command line; $FLEET and $DEPLOYMENT are filled in, and no shell sees it
     rollout: Change | None = None
     load: dict[str, Any] | None = None  # flags of `opsctl load run`
+    repro: Experiment | None = None  # an experiment, carried out by `opsctl repro run`
     fault: str = ""  # NAME[:key=value,...], armed through the admin route; all are lifted when the playbook ends
     page: str = ""  # a text for the people of the fleet file
     deadline_s: float = Field(gt=0, le=86400)

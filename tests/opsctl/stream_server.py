@@ -4,7 +4,8 @@
     token_s: time of a token, instead of the server's own
 
 ``refuses`` answers constrained requests with 400, ``wedges`` stops every stream for good once a constrained request
-decodes beside an unconstrained one: what the incident's server did.
+decodes beside an unconstrained one: what the incident's server did. ``lapses``: after so many unconstrained requests it
+answers them with 503. ``context``: a longer prompt is a 400, as servers answer it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from typing import Any
 class StreamServer:
     """``most_open`` is the most requests that were open at once; ``bodies`` is all that was asked."""
 
-    def __init__(self, *, port: int = 0, token_s: float = 0.002, refuses: bool = False, wedges: bool = False) -> None:
-        self.token_s, self.refuses, self.wedges = token_s, refuses, wedges
+    def __init__(self, *, port: int = 0, token_s: float = 0.002, refuses: bool = False, wedges: bool = False,
+                 lapses: int = 1 << 30, context: int = 1 << 30) -> None:  # fmt: skip
+        self.token_s, self.refuses, self.wedges, self.lapses, self.context = token_s, refuses, wedges, lapses, context
+        self.longest = 0
         self.bodies: list[dict[str, Any]] = []
         self.open = self.most_open = 0
         self.decoding = {True: 0, False: 0}
@@ -82,6 +85,9 @@ class StreamServer:
         if constrained and self.refuses:
             http.give(400, {"error": {"message": "Grammar-based generation is not supported"}})
             return
+        if not constrained and sum("response_format" not in one for one in self.bodies) > self.lapses:
+            http.give(503, {"error": {"message": "no room"}})
+            return
         if trouble == "deaf":
             self.closing.wait(30)
             return
@@ -91,6 +97,10 @@ class StreamServer:
             pieces = ["no", " JSON"]
         prompt = body.get("prompt") or " ".join(m["content"] for m in body["messages"])
         usage = {"prompt_tokens": 10 + round(1.5 * len(prompt.split())), "completion_tokens": len(pieces)}
+        if usage["prompt_tokens"] + count > self.context:
+            http.give(400, {"error": {"message": "longer than the context"}})
+            return
+        self.longest = max(self.longest, usage["prompt_tokens"])
         finish = "tool_calls" if "tools" in body else "stop" if constrained or trouble == "garbage" else "length"
         if not body.get("stream"):
             message = {"role": "assistant", "content": "" if trouble == "empty" else "".join(pieces)}
