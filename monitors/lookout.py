@@ -26,7 +26,8 @@ from monitors.observe.batchlog import Entry
 from monitors.observe.devices import Devices
 from monitors.observe.kin import Kin
 from monitors.observe.reading import Reading
-from monitors.remote import Remote
+from monitors.remote import Asked, Remote
+from monitors.standing import Standing
 
 _METRICS_EVERY_S = 2.0
 _RUN_DIR_AGAIN_S = 10.0
@@ -73,7 +74,15 @@ class _Source:
     kinds: Counter[str] = field(default_factory=Counter)
     last_batch: BatchLine | None = None
     slots: Slots = field(default_factory=Slots)
+    standing: Standing | None = None  # on another node
     gaps: list[str] = field(default_factory=list)
+
+    def asked(self, remote: Remote) -> Asked:
+        """Through what its node is asked at every look."""
+        if remote.local:
+            return remote
+        self.standing = self.standing or Standing(remote)
+        return self.standing
 
 
 class Lookout:
@@ -215,7 +224,7 @@ class Lookout:
         if remote.local:
             source.last = boxes.look(source.run_dir, source.node.name)
         else:
-            reading = boxes.copy(remote, source.run_dir, deadline_s=_DEADLINE_S, full=False)
+            reading = boxes.copy(source.asked(remote), source.run_dir, deadline_s=_DEADLINE_S, full=False)
             if reading.value is None:
                 # What an unreachable node last showed stays: its silence is a gap in the looking, not a server's end.
                 source.gaps.append(reading.reason)
@@ -231,7 +240,8 @@ class Lookout:
             entries = reading.value or []
         else:
             if source.log is None:
-                source.log = stdin.Piped(sys.stdin.buffer) if source.service.log == "-" else logfile.Follower(source.service.log, remote)
+                piped = source.service.log == "-"
+                source.log = stdin.Piped(sys.stdin.buffer) if piped else logfile.Follower(source.service.log, source.asked(remote))
             lines = source.log.poll()
             reading = Reading([Entry(text, 0) for text in lines.value] if lines.value is not None else None, lines.reason)
             entries = reading.value or []
@@ -270,6 +280,8 @@ class Lookout:
 
     def close(self) -> None:
         for source in self._sources:
+            if source.standing:
+                source.standing.close()
             if source.journal:
                 source.journal.close()
         self.devices.close()

@@ -19,11 +19,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from monitors import fleet
 
-_COLLECTOR = Path(__file__).parent / "observe" / "onnode.py"
+COLLECTOR = Path(__file__).parent / "observe" / "onnode.py"
+
+
+class Asked(Protocol):
+    """Whoever a node's collector can be asked through: a ``Remote``, or a collector that stays there."""
+
+    name: str
+
+    @property
+    def local(self) -> bool: ...
+
+    def collect(self, what: str, deadline_s: float, **arguments: Any) -> Any: ...
 
 
 class NodeError(RuntimeError):
@@ -102,7 +113,7 @@ class Remote:
                 raise NodeError("unreachable", f"node {self.name}: ssh: {text or 'exit status 255'}")
             return Done(code, out.read(), text, time.monotonic() - started)
 
-    def collect(self, what: str, deadline_s: float, *, collector: Path = _COLLECTOR, **arguments: Any) -> Any:
+    def collect(self, what: str, deadline_s: float, *, collector: Path = COLLECTOR, **arguments: Any) -> Any:
         """Run one function of a collector (``observe/onnode.py``) on the node, in a process of its own: reading
         /proc of a process in trouble can block, and then only that process is lost.
 

@@ -21,7 +21,7 @@ from engine.blackbox import BOX_BYTES, BoxError, Snapshot
 from monitors.judge.scene import Clock
 from monitors.observe import onnode
 from monitors.observe.reading import Reading, gap
-from monitors.remote import NodeError, Remote
+from monitors.remote import Asked, NodeError
 
 _NO_FOLDER = "no such folder; nothing has started there, or run_dir is wrong"
 
@@ -69,7 +69,7 @@ def look(run_dir: str, node: str) -> NodeBoxes:
     return NodeBoxes(node, tuple(found), Clock(time.monotonic_ns(), time.time_ns()), launcher(where), tuple(bad))
 
 
-def copy(remote: Remote, run_dir: str, *, deadline_s: float, full: bool = True) -> Reading[NodeBoxes]:
+def copy(remote: Asked, run_dir: str, *, deadline_s: float, full: bool = True) -> Reading[NodeBoxes]:
     """The boxes of a node as bytes, with the node's clocks. A gap only when the node did not answer."""
     try:
         answer = remote.collect("boxes", deadline_s, run_dir=run_dir, full=full)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from monitors.observe import onnode
 from monitors.observe.reading import Reading, gap
-from monitors.remote import NodeError, Remote
+from monitors.remote import Asked, NodeError
 
 _POLL_BYTES = 1 << 20
 _LONGEST_REST = 64 << 10  # of a line that is not ended: what has no end must not fill the memory
@@ -19,7 +19,7 @@ class Follower:
     the file has, so that a monitor that starts late knows the state. A line that is still being written waits."""
 
     path: str
-    remote: Remote
+    remote: Asked
     deadline_s: float = 5.0
     first_bytes: int = 64 << 10
     _offset: int | None = None
@@ -58,7 +58,7 @@ class Follower:
         return Reading([line.decode(errors="replace") for line in whole])
 
 
-def tail(remote: Remote, path: str, *, limit: int, deadline_s: float) -> Reading[bytes]:
+def tail(remote: Asked, path: str, *, limit: int, deadline_s: float) -> Reading[bytes]:
     """The last bytes of a file."""
     try:
         return Reading(base64.b64decode(remote.collect("follow", deadline_s, path=path, limit=limit)["data"]))

@@ -340,10 +340,28 @@ def _limited(read: Callable[[], str], default: str, seconds: float = 1.0) -> str
     return box[0] if box else default
 
 
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (clock, boxes, processes, stacks, gpus, follow)
+
+
+def serve() -> None:
+    """Answer requests, one a line, until there are no more: for a monitor that asks again and again."""
+    known = {function.__name__: function for function in _FUNCTIONS}
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            answer = {"value": known[request.pop("what")](**request)}
+        except OSError as error:
+            answer = {"error": f"{error.filename or ''}: {error.strerror or error}"}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    os._exit(0)
+
+
 def main() -> None:
     request = json.loads(sys.argv[1])
-    functions: tuple[Callable[..., Any], ...] = (clock, boxes, processes, stacks, gpus, follow)
-    what = {f.__name__: f for f in functions}[request.pop("what")]
+    if isinstance(request, int):  # the length of this text, which has been read: the rest of the input are requests
+        serve()
+    what = {f.__name__: f for f in _FUNCTIONS}[request.pop("what")]
     try:
         answer = what(**request)
     except OSError as error:

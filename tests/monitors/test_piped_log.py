@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import subprocess
@@ -33,7 +34,7 @@ def test_lines_that_are_piped_in_are_judged_and_the_end_of_the_pipe_is_told(tmp_
         return any(one["event"] == event and word in json.dumps(one) for one in seen)
 
     try:
-        second = iter(range(60))
+        second = itertools.cycle(range(60))
 
         def speak() -> bool:
             assert monitor.stdin is not None

@@ -17,9 +17,10 @@ import pytest
 
 from monitors import engines, fleet
 from monitors.capture import bundle
-from monitors.observe import boxes
+from monitors.observe import boxes, logfile
 from monitors.observe.kin import Kin
 from monitors.remote import NodeError, Remote
+from monitors.standing import Standing
 from tests.monitors.cluster import HEALTHY, Cluster, fleet_text, until, web
 from tests.ports import free_port
 
@@ -79,6 +80,37 @@ def test_commands_over_ssh_share_one_kept_open_connection(ssh: str) -> None:
         assert there.run(["cat"], deadline_s=10, stdin=b"\0bytes\xff").out == b"\0bytes\xff"
         folder = there._control
     assert folder is not None and not folder.exists()
+
+
+@needs_sshd
+def test_a_collector_that_stays_is_asked_again_and_again_and_started_anew_when_it_was_lost(ssh: str, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("one\n")
+    with Cluster(tmp_path / "c", world=1) as cluster, Remote(fleet.Node(name="b", ssh=ssh, python=sys.executable)) as there:
+        standing = Standing(there)
+        try:
+            follower = logfile.Follower(str(log), standing)
+            assert follower.poll().value == ["one"]
+            first = standing._process
+            cluster.work()
+            for _ in range(3):
+                reading = boxes.copy(standing, str(cluster.run_dir), deadline_s=10, full=False)
+                assert reading.value is not None and reading.value.boxes[0].snapshot.host.step > 0, reading.reason
+            with log.open("a") as file:
+                file.write("two\n")
+            assert follower.poll().value == ["two"] and standing._process is first
+            missing = boxes.copy(standing, "/nowhere", deadline_s=10, full=False).value
+            assert missing is not None and "/nowhere" in missing.unreadable[0]
+            with pytest.raises(NodeError, match="No such file"):
+                standing.collect("follow", 5, path="/nowhere.log")
+            assert first is not None
+            first.kill()
+            assert follower.poll().reason.startswith("node b: collecting follow"), "a loss is a gap"
+            with log.open("a") as file:
+                file.write("three\n")
+            assert follower.poll().value == ["three"] and standing._process is not first
+        finally:
+            standing.close()
 
 
 CHILD = "import setproctitle, sys\nsetproctitle.setproctitle('sglang::scheduler_TP7')\nprint(1, flush=True)\nsys.stdin.read()"
