@@ -23,10 +23,11 @@ from monitors import casefolder, fleet
 from monitors.capture import bundle, manifest
 from monitors.capture.manifest import BundleError, utc
 from monitors.judge.moment import Moment
-from monitors.judge.progress import Limits, Memory, advance
+from monitors.judge.progress import Limits, Memory, State, advance
 from monitors.judge.scene import Missing
 from monitors.lookout import Lookout
 from monitors.observe import units
+from monitors.remote import Remote
 from opsctl.rollout import target
 from opsctl.rollout.target import Member
 from opsctl.rollout.traces import tracebacks
@@ -39,6 +40,7 @@ _LOOK_S = 5.0  # black boxes: what holds work and moves nothing for four seconds
 _POLL_S = 0.5
 _JUDGE_S = 0.7  # kept for judging and drawing
 _LIST_S = 3.0
+_CONNECT_S = 3.0
 _LAST_TRACEBACKS = 3
 _LONGEST = 1200
 
@@ -64,7 +66,9 @@ def triage(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]
     """
     began = clock()
     until = began + deadline_s
-    members, why = _members(deployment, fleet_path, env)
+    deployment, why = _answering(deployment, began + min(_CONNECT_S, 0.3 * deadline_s), clock)
+    members, unknown = _members(deployment, fleet_path, env)
+    why += unknown
     roles = {service.unit: service.role for node in deployment.node for service in node.service}
     with tempfile.TemporaryDirectory(prefix="triage-", ignore_cleanup_errors=True) as scratch:
         root = save or Path(scratch)
@@ -73,11 +77,11 @@ def triage(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]
         jobs: dict[str, Callable[[], Any]] = {
             f"service {member.name}": functools.partial(_ask, member, roles, here=member.manager.node in here) for member in members
         }
-        jobs["looks"] = lambda: _look(deployment, min(_LOOK_S, 0.6 * deadline_s), clock)
+        jobs["looks"] = lambda: _look(deployment, min(_LOOK_S, 0.6 * deadline_s), clock, whole=len(why) == len(unknown))
         jobs["evidence"] = lambda: bundle.capture(
             deployment,
             reason="triage",
-            budget_s=max(0.5, deadline_s - 2 * _JUDGE_S),
+            budget_s=max(0.5, until - clock() - 2 * _JUDGE_S),
             root=root,
             progress=recent.watched(before) or None,
             say=say,
@@ -105,6 +109,20 @@ def triage(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]
         if save and not isinstance(found["evidence"], Exception):
             _keep(folder, whole, shown, recent.watched(before))
         return whole
+
+
+def _answering(deployment: fleet.Deployment, until: float, clock: Callable[[], float]) -> tuple[fleet.Deployment, list[Missing]]:
+    """The deployment without the nodes that ssh does not reach: one that is silent must not cost the others their evidence."""
+
+    def knock(node: fleet.Node) -> None:
+        with Remote(node) as remote:
+            remote.run(["true"], deadline_s=max(0.5, until - clock()))
+
+    found = together({node.name: functools.partial(knock, node) for node in deployment.node if node.ssh}, until + 0.2, clock)
+    silent = {name: answer for name, answer in found.items() if isinstance(answer, Exception)}
+    left = tuple(node for node in deployment.node if node.name not in silent)
+    missing = [Missing(f"everything on node {name}", f"not reached: {answer}") for name, answer in silent.items()]
+    return deployment.model_copy(update={"node": left}), missing
 
 
 def _members(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]) -> tuple[tuple[Member, ...], list[Missing]]:
@@ -136,8 +154,9 @@ def _row(name: str, answer: Any, roles: Mapping[str, str]) -> ServiceRow:
     )
 
 
-def _look(deployment: fleet.Deployment, seconds: float, clock: Callable[[], float]) -> Seen:
-    """The monitor's own look, again and again for so long."""
+def _look(deployment: fleet.Deployment, seconds: float, clock: Callable[[], float], *, whole: bool) -> Seen:
+    """The monitor's own look, again and again for so long. Not ``whole``: ranks whose node is silent are not there, and
+    what looks like loading is that."""
     lookout, memory = Lookout(deployment), Memory()
     try:
         began = clock()
@@ -145,7 +164,8 @@ def _look(deployment: fleet.Deployment, seconds: float, clock: Callable[[], floa
             memory, judgement = advance(memory, lookout.look(quiet_s=memory.quiet_s).sample, Limits())
             passed = clock() - began
             if passed >= seconds:
-                return Seen(judgement.state.value, judgement.held, judgement.quiet_s, passed)
+                state = State.unknown if judgement.state is State.loading and not whole else judgement.state
+                return Seen(state.value, judgement.held, judgement.quiet_s, passed)
             time.sleep(_POLL_S)
     finally:
         lookout.close()

@@ -7,7 +7,8 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,32 @@ def triage(*args: Any, env: dict[str, str] | None = None) -> Ran:
     return Ran(int(code), out.getvalue(), err.getvalue())
 
 
-@pytest.fixture
-def wedged(tmp_path: Path) -> Iterator[Path]:
-    """The fleet file of three real ranks that stand at the grammar barrier."""
-    with web(HEALTHY) as server, Cluster(tmp_path) as cluster:
+@dataclass
+class Looked:
+    """One triage of a wedged deployment of three real ranks, beside a node that never answers."""
+
+    ran: Ran
+    seconds: float
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
+    folder = tmp_path_factory.mktemp("triage")
+    silent = '[[deployment.small.node]]\nname = "b"\nssh = "-o ProxyCommand=\'sleep 60\' nowhere"\n'
+    service = '[[deployment.small.node.service]]\nunit = "x"\nlog = "/x.log"\nrun_dir = "/x"\n'
+    with web(HEALTHY) as server, Cluster(folder) as cluster:
         cluster.wedge("grammar")
-        fleet = tmp_path / "fleet.toml"
-        bundles = f'bundle_dir = "{tmp_path}/bundles"'
-        fleet.write_text(fleet_text([("a", cluster.run_dir, cluster.log)], server.url, more=bundles))
-        yield fleet
+        earlier = folder / "bundles" / "earlier"
+        earlier.mkdir(parents=True)
+        head = {"schema": "lastbatch.bundle/1", "deployment": "small", "reason": "corruption", "verdict": "health_lies", "items": []}
+        (earlier / "manifest.json").write_text(json.dumps({**head, "created_utc": bundle.utc()}))
+        (earlier / "progress.json").write_text(json.dumps({"canary": {"recorded": "a", "under_load": ["b", "c", "a"]}}))
+        text = fleet_text([("a", cluster.run_dir, cluster.log)], server.url, more=f'bundle_dir = "{folder}/bundles"')
+        (folder / "fleet.toml").write_text(text + silent + service)
+        began = time.monotonic()
+        ran = triage("--fleet", folder / "fleet.toml", "--save", folder / "kept", "--json", "--fail-on-verdict")
+        return Looked(ran, time.monotonic() - began, folder)
 
 
 def test_every_recorded_case_is_told_within_the_deadline_and_by_the_judges_own_verdict() -> None:
@@ -67,42 +85,42 @@ def test_a_folder_is_triaged_from_the_command_line_and_an_alarm_is_exit_9_if_so_
     assert triage(next(case for case in CASES if case.name == "healthy_flow"), "--fail-on-verdict").code == 0
 
 
-def test_a_live_wedge_is_told_with_its_ranks_stacks_batches_and_runbook_and_kept_as_a_valid_case(wedged: Path, tmp_path: Path) -> None:
-    began = time.monotonic()
-    ran = triage("--fleet", wedged, "--save", tmp_path / "kept", "--json", "--fail-on-verdict")
-    assert time.monotonic() - began < 11.0
-    assert ran.code == 9, ran.err
-    data = ran.data
-    assert [fault["verdict"] for fault in data["faults"]] == ["hang_grammar_barrier"]
+def test_a_live_wedge_is_told_with_its_ranks_stacks_batches_and_runbook(looked: Looked) -> None:
+    assert looked.ran.code == 9, looked.ran.err
+    data = looked.ran.data
+    assert data["faults"][0]["verdict"] == "hang_grammar_barrier"
     assert data["faults"][0]["runbook"] == "runbooks/hang_grammar_barrier.md"
     assert data["seen"]["state"] == "stalled" and data["seen"]["held"] > 0
     assert {row["rank"] for row in data["ranks"]} == {"0", "1", "2"} and all(row["phase"] for row in data["ranks"])
     main = next(tree for tree in data["stacks"] if tree["thread"] == "MainThread")
     assert main["roots"][0]["ranks"] == ["0", "1", "2"]
-    ages = {batch["kind"]: batch["age_s"] for batch in data["batches"]}
-    assert 1 < ages["decode"] < 60
+    assert 1 < {batch["kind"]: batch["age_s"] for batch in data["batches"]}["decode"] < 60
     assert len(data["gpus"]) == 3 and all(gpu["source"] == "simulated" for gpu in data["gpus"])
     assert any("service" in gap["what"] for gap in data["missing"])  # nothing supervises these ranks, and that is said
-    kept = Path(data["saved"])
-    assert bundle.verify(kept).ok and json.loads((kept / "triage/triage.json").read_text())["faults"] == data["faults"]
-    assert casefolder.judge(kept).verdict == "hang_grammar_barrier"
-    assert triage(kept, "--json").data["faults"][0]["verdict"] == "hang_grammar_barrier"
 
 
-def test_a_wedge_and_a_corruption_of_answers_are_two_faults_with_evidence_of_their_own(wedged: Path, tmp_path: Path) -> None:
-    earlier = tmp_path / "bundles" / "earlier"
-    earlier.mkdir(parents=True)
-    head = {"schema": "lastbatch.bundle/1", "deployment": "small", "reason": "corruption", "verdict": "health_lies", "items": []}
-    (earlier / "manifest.json").write_text(json.dumps({**head, "created_utc": bundle.utc()}))
-    (earlier / "progress.json").write_text(json.dumps({"canary": {"recorded": "a", "under_load": ["b", "c", "a"]}}))
-    data = triage("--fleet", wedged, "--json").data
-    first, second = data["faults"]
+def test_a_node_that_never_answers_costs_no_more_than_the_deadline_and_is_named(looked: Looked) -> None:
+    assert looked.seconds < 11.0
+    assert any("node b" in gap["what"] or "node b" in gap["reason"] for gap in looked.ran.data["missing"])
+
+
+def test_a_wedge_and_a_corruption_of_answers_are_two_faults_with_evidence_of_their_own(looked: Looked) -> None:
+    first, second = looked.ran.data["faults"]
     assert (first["verdict"], first["question"]) == ("hang_grammar_barrier", Question.serving)
     assert (second["verdict"], second["question"]) == ("health_lies", Question.answers)
     texts = [{item["text"] for item in fault["evidence"]} for fault in (first, second)]
     assert "2 of the last 3 answers to the seeded canary under load differ from the one at rest" in texts[1] - texts[0]
-    assert [one["id"] for one in data["incidents"]] == ["earlier"]
-    assert not list((tmp_path / "bundles").glob("*triage*"))  # nothing is kept that was not asked for
+    assert [one["id"] for one in looked.ran.data["incidents"]] == ["earlier"]
+
+
+def test_what_was_looked_at_is_kept_as_a_valid_case_and_nowhere_else(looked: Looked) -> None:
+    kept = Path(looked.ran.data["saved"])
+    assert kept.parent == looked.folder / "kept" and bundle.verify(kept).ok
+    assert json.loads((kept / "triage/triage.json").read_text())["faults"] == looked.ran.data["faults"]
+    assert casefolder.judge(kept).verdict == "hang_grammar_barrier"
+    again = triage(kept, "--json").data
+    assert [fault["verdict"] for fault in again["faults"]] == ["hang_grammar_barrier", "health_lies"]
+    assert [path.name for path in (looked.folder / "bundles").iterdir()] == ["earlier"]
 
 
 def test_two_faults_of_a_recorded_scene_are_told_apart() -> None:
@@ -136,20 +154,8 @@ def test_a_running_service_is_healthy_with_its_flags_and_no_word_of_an_earlier_i
 
     site.services[0].begin_stop()
     wait_until(lambda: not site.answers(), what="the stop")
-    down = triage("--fleet", fleet, "--deadline", "3", "--fail-on-verdict", env=site.env)
+    down = triage("--fleet", fleet, "--deadline", "2", "--fail-on-verdict", env=site.env)
     assert down.code == 9 and "DOWN  service node0" in down.out
-
-
-def test_a_node_that_never_answers_costs_no_more_than_the_deadline_and_is_named(wedged: Path, tmp_path: Path) -> None:
-    silent = '[[deployment.small.node]]\nname = "b"\nssh = "-o ProxyCommand=\'sleep 60\' nowhere"\n'
-    wedged.write_text(f'{wedged.read_text()}{silent}[[deployment.small.node.service]]\nunit = "x"\nlog = "/x.log"\nrun_dir = "/x"\n')
-    began = time.monotonic()
-    ran = triage("--fleet", wedged, "--deadline", "6", "--json")
-    assert time.monotonic() - began < 8.0
-    assert ran.code == 0, ran.out
-    data = ran.data
-    assert {row["rank"] for row in data["ranks"]} == {"0", "1", "2"}
-    assert any("node b" in gap["what"] or "node b" in gap["reason"] for gap in data["missing"])
 
 
 def test_nothing_that_answers_is_exit_7_and_a_wrong_folder_or_fleet_file_is_exit_2(tmp_path: Path) -> None:
