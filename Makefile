@@ -40,7 +40,7 @@ format: $(READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 
 reference: $(READY) ## docs/REFERENCE.md, from the code
-	$(BIN)/lastbatch reference > docs/.REFERENCE.new
+	$(BIN)/opsctl reference > docs/.REFERENCE.new
 	mv docs/.REFERENCE.new docs/REFERENCE.md
 
 # Slow targets, each with its own table.

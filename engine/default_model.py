@@ -40,6 +40,10 @@ class ModelError(Exception):
     """The default model is not there or could not be made; the text says what to do."""
 
 
+class NotFetched(ModelError):
+    """``lastbatch model fetch`` has not been run for this user on this machine."""
+
+
 def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
     """Lastbatch's folder in the user's cache: ``$XDG_CACHE_HOME/lastbatch``, else ``~/.cache/lastbatch``."""
     base = Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -50,11 +54,11 @@ def path(cache: Path | None = None) -> Path:
     """The model's folder.
 
     Raises:
-        ModelError: it has not been fetched.
+        NotFetched: it is not there.
     """
     folder = _place(cache_folder() if cache is None else cache)
     if not folder.is_dir():
-        raise ModelError(f"{folder}: the default model is not there; run: lastbatch model fetch")
+        raise NotFetched(f"{folder}: the default model is not there; run: lastbatch model fetch (or give --model FOLDER)")
     return folder
 
 

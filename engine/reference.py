@@ -1,4 +1,6 @@
-"""The reference page, docs/REFERENCE.md, made from the declarations that the code itself runs on.
+"""The engine's part of the reference page, made from the declarations that the code itself runs on.
+
+``opsctl reference`` prints the whole page, docs/REFERENCE.md: this part and what stands above the engine.
 
 A subject gets on the page by a function here that turns its declarations into a table; ``SECTIONS`` is the order. Nothing
 on the page is written by hand, and a test fails when the page on disk is not the one that the code gives.
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine import blackbox, config, environment, faults
-from engine.server.app import HEALTH_ROUTES
+from engine.server.app import HEALTH_ROUTES, ROUTES
 from engine.server.metrics import METRICS, STATES
 
 
@@ -63,6 +65,15 @@ def variables() -> Table:
     return Table("Environment", "Variables that the engine reads, and who sets them.", ("variable", "set by", "meaning"), rows)
 
 
+def routes() -> Table:
+    rows = tuple((_code(path), " ".join(methods), key, meaning) for path, methods, key, meaning in ROUTES)
+    intro = (
+        "OpenAI's shapes. `Authorization: Bearer KEY` where a key is configured; without an admin key, /admin answers this host alone, and "
+        "only under `--enable-faults`. Every answer bears `x-request-id`, the client's own if it sent one."
+    )
+    return Table("Routes", intro, ("route", "methods", "key", "what it is for"), rows)
+
+
 def health_routes() -> Table:
     rows = tuple((_code(route), meaning) for route, meaning in HEALTH_ROUTES)
     return Table("Health routes", "None of them needs a key.", ("route", "meaning"), rows)
@@ -107,7 +118,18 @@ def events() -> Table:
     return Table("Black box: events", intro, ("number", "event"), rows)
 
 
-SECTIONS: tuple[Callable[[], Table], ...] = (flags, variables, health_routes, metrics, fault_points, exit_codes, phases, counters, events)
+SECTIONS: tuple[Callable[[], Table], ...] = (
+    flags,
+    variables,
+    routes,
+    health_routes,
+    metrics,
+    fault_points,
+    exit_codes,
+    phases,
+    counters,
+    events,
+)
 
 
 def page() -> str:

@@ -31,6 +31,15 @@ app = typer.Typer(name="hang-monitor", no_args_is_help=True, add_completion=Fals
                   help="Watches LLM serving deployments, captures the evidence of a wedge and pages.")  # fmt: skip
 
 
+@app.callback(invoke_without_command=True)
+def _program(
+    shows_version: Annotated[bool, typer.Option("--version", "-V", help="print which lastbatch this is", is_eager=True)] = False,
+) -> None:
+    if shows_version:
+        print(f"hang-monitor {_version()}")
+        raise typer.Exit
+
+
 @app.command()
 def run(
     fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file")],
@@ -221,10 +230,14 @@ def status(url: Annotated[str, typer.Option("--url", help="where `run --status-p
 @app.command()
 def version() -> None:
     """Print the version."""
+    print(_version())
+
+
+def _version() -> str:
     try:
-        print(metadata.version("lastbatch"))
+        return metadata.version("lastbatch")
     except metadata.PackageNotFoundError:
-        print("not installed")
+        return "unknown (not installed)"
 
 
 def _fail(text: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:

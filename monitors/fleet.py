@@ -37,9 +37,9 @@ class _Table(BaseModel):
 class Service(_Table):
     """One process tree on a node: a systemd unit, or a service of the embedded supervisor."""
 
-    unit: str
-    role: Role = "both"
-    ranks: tuple[int, ...] = ()
+    unit: str  # its name with the suffix, such as flash.service; for the embedded supervisor without one
+    role: Role = "both"  # what it does of a request
+    ranks: tuple[int, ...] = ()  # the global ranks that it runs
     log: str = "journal"  # "journal", or the path of a file
     container: str = ""  # set where the unit runs one
     run_dir: str = ""  # where the black boxes are; empty: /run/<RuntimeDirectory> of the unit
@@ -53,7 +53,7 @@ class Node(_Table):
     """A machine. ``ssh`` is what follows the word ssh (options and destination); empty is this machine."""
 
     name: _Name
-    ssh: str = ""
+    ssh: str = ""  # what follows the word ssh; empty: this machine
     replica: str = ""  # nodes that share this word are one group that serves by itself; empty: all nodes are one group
     api: str = ""  # the group's own API where there are several; empty: the deployment's
     python: str = ""  # interpreter for the collector; empty: this one here, python3 elsewhere
@@ -95,8 +95,8 @@ class OnWedge(_Table):
     """What follows the capture of a wedge. The action is the ``opsctl`` command, ended after ``deadline_s``."""
 
     action: Literal["page", "playbook", "restart"] = "page"
-    playbook: str = ""
-    deadline_s: float = Field(default=1800.0, gt=0)
+    playbook: str = ""  # its name; this key is the approval of its steps
+    deadline_s: float = Field(default=1800.0, gt=0)  # the action is ended after it
 
     @model_validator(mode="after")
     def _playbook_is_named(self) -> OnWedge:
@@ -119,18 +119,18 @@ class Deployment(_Table):
     """One served model: its API, its nodes, its times."""
 
     name: str = ""  # filled with the table's key
-    engine: str
-    api: str
-    service: Literal["systemd", "systemd-user", "embedded"] = "systemd"
+    engine: str  # the dialect: lastbatch, sglang, vllm or generic
+    api: str  # base URL of the API, without /v1
+    service: Literal["systemd", "systemd-user", "embedded"] = "systemd"  # who runs its services
     watchdog_s: float = Field(default=0.0, ge=0)  # 0: the dialect's default
-    allow_faults: bool = False
-    api_key_file: str = ""
-    admin_key_file: str = ""
+    allow_faults: bool = False  # drills may arm faults here
+    api_key_file: str = ""  # a file with the key that clients send
+    admin_key_file: str = ""  # a file with the key for /admin
     on_wedge: OnWedge = OnWedge()
-    bundle_dir: str = ""
-    boot_deadline_s: float = Field(default=720.0, gt=0)
-    stable_s: float = Field(default=60.0, ge=0)
-    hold_s: float = Field(default=3600.0, gt=0)
+    bundle_dir: str = ""  # where evidence goes; empty: $STATE_DIRECTORY, else the user's state folder
+    boot_deadline_s: float = Field(default=720.0, gt=0)  # a start that is not ready by then has failed
+    stable_s: float = Field(default=60.0, ge=0)  # how long a change must hold before it is committed
+    hold_s: float = Field(default=3600.0, gt=0)  # how long a held rollout waits for a person
     node: tuple[Node, ...]
     caller: tuple[Caller, ...] = ()
     throughput_allowance_pct: float | None = Field(default=None, ge=0, lt=100)  # a rollout may cost so much; unset: not measured
@@ -159,7 +159,7 @@ class Deployment(_Table):
 class Page(_Table):
     """Who is told. ``remind_s``: an open incident that nobody has acknowledged is paged again so often (0: never)."""
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()  # any URL that apprise knows
     remind_s: float = Field(default=0.0, ge=0)
     recovery: bool = True  # tell when a paged incident is over
 

@@ -27,6 +27,7 @@ from opsctl.incident import app as incident_app
 from opsctl.load.cli import app as load_app
 from opsctl.playbooks.cli import app as playbook_app
 from opsctl.playbooks.document import PlaybookError
+from opsctl.reference import reference
 from opsctl.repro.cli import app as repro_app
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
@@ -57,9 +58,10 @@ app.add_typer(repro_app, name="repro")
 app.command()(demo)
 app.command()(watch)
 app.command()(triage)
+app.command()(reference)
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _program(
     context: typer.Context,
     shows_version: bool = typer.Option(False, "--version", "-V", help="Print which lastbatch this is.", is_eager=True),

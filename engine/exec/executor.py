@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.blackbox import BatchKind, BlackBox, EventKind, Phase, RequestFlag, request_hash
 from engine.exec.device import Device, Event
 from engine.exec.kv import KVPool
 from engine.exec.layout import Segment, lay_out
-from engine.exec.sampler import Sampled, SamplingRow, prompt_logprobs, sample
+from engine.exec.sampler import SamplingRow, prompt_logprobs, sample
+from engine.exec.step import Laid, SequenceState, Step
 from engine.faults import Faults
 from engine.grammar.backends import GrammarError
 from engine.grammar.budget import Budgeted, GrammarTooDear
-from engine.messages import Sampling, TokenLogprob
-from engine.scheduler.plan import Enter, Plan, Row
+from engine.scheduler.plan import Enter, Plan
 from engine.scheduler.results import Results, RowResult
 from engine.speculation.accept import Accepted, accept_run
 from engine.speculation.drafters import Drafter
@@ -33,64 +31,12 @@ from engine.speculation.drafters import Drafter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.grammar.backends import GrammarBackend, Matcher
+    from engine.grammar.backends import GrammarBackend
     from engine.model.registry import Model
     from engine.parallel.group import Group
 
 
 _HANDOVER_S = 0.00002
-
-
-@dataclass
-class SequenceState:
-    """What a rank knows of a request. ``tokens[kv_len:]`` are not in the KV cache yet."""
-
-    rid: str
-    tokens: list[int]
-    prompt_length: int
-    sampling: Sampling
-    room: int
-    stops: frozenset[int]
-    drafter: Drafter
-    logprobs: int
-    prompt_logprobs: int
-    flags: RequestFlag
-    matcher: Matcher | None = None
-    pages: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    kv_len: int = 0
-    scored: list[TokenLogprob] = field(default_factory=list)
-    error: str = ""  # why it cannot go on: it ends with this step, and nobody else does
-    blamed: bool = False  # it is the request's own doing
-
-    @property
-    def room_left(self) -> int:
-        return self.room - (len(self.tokens) - self.prompt_length)
-
-
-@dataclass
-class Laid:
-    """One row of a step on its way."""
-
-    row: Row
-    sequence: SequenceState
-    drafts: list[int]
-    fed: int  # tokens laid out, drafts included
-    first: int  # where its drawn tokens begin, -1 if it draws none
-
-
-@dataclass
-class Step:
-    """A launched step. ``drawn`` and ``scored`` are filled in by the device stream."""
-
-    plan: Plan
-    rows: list[Laid]
-    event: Event | None
-    masked: bool
-    draws: int
-    logits: torch.Tensor | None = None
-    drawn: Sampled | None = None
-    shared: torch.Tensor | None = None
-    scores: dict[str, list[TokenLogprob]] = field(default_factory=dict)
 
 
 class Executor:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from engine.blackbox import BlackBox, Phase
-from engine.exec.executor import Executor, Step
+from engine.exec.executor import Executor
+from engine.exec.step import Step
 from engine.faults import FaultError, Faults
 from engine.messages import (
     Abort,

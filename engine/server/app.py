@@ -29,6 +29,21 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+ROUTES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("/v1/chat/completions", ("POST",), "API", "an answer to a conversation, whole or streamed: text, JSON, tool calls"),
+    ("/v1/completions", ("POST",), "API", "a text that goes on from a prompt or a list of prompts, whole or streamed"),
+    ("/v1/models", ("GET",), "API", "the one model that is served"),
+    ("/v1/models/{name:path}", ("GET",), "API", "the same by its name; 404 for another"),
+    ("/tokenize", ("POST",), "API", "ids of a `prompt`, or of `messages` through the chat template"),
+    ("/server_info", ("GET",), "API", "version, declared settings and their digest, invocation, every rank with its own digest, what runs"),
+    ("/health", ("GET",), "", "see below"),
+    ("/health_generate", ("GET",), "", "see below"),
+    ("/health_scheduler", ("GET",), "", "see below"),
+    ("/metrics", ("GET",), "", "Prometheus' text format; see below"),
+    ("/admin/faults", ("GET", "POST", "DELETE"), "admin", 'what is armed; arm `{"fault": SPEC}`; disarm `?name=NAME` or all'),
+)
+"""Path, methods, which key it needs where one is configured, what it is for."""
+
 HEALTH_ROUTES: tuple[tuple[str, str], ...] = (
     ("/health", "200 as soon as this process answers, 503 from SIGTERM on; says nothing of the scheduler"),
     ("/health_generate", "200 when one token came within --health-generate-timeout, else 503 with the reasons"),
@@ -88,19 +103,20 @@ def build(service: Service) -> ASGIApp:
     async def admin_faults(request: Request) -> Response:
         return await faults(service, request)
 
-    routes = [
-        Route("/v1/chat/completions", client(chat_completions), methods=["POST"]),
-        Route("/v1/completions", client(plain_completions), methods=["POST"]),
-        Route("/v1/models", client(models), methods=["GET"]),
-        Route("/v1/models/{name:path}", client(model), methods=["GET"]),
-        Route("/tokenize", client(tokenize), methods=["POST"]),
-        Route("/server_info", client(server_info), methods=["GET"]),
-        Route("/health", process_health, methods=["GET"]),
-        Route("/health_generate", generate_health, methods=["GET"]),
-        Route("/health_scheduler", scheduler_health, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-        Route("/admin/faults", admin_faults, methods=["GET", "POST", "DELETE"]),
-    ]
+    handlers: dict[str, Handler] = {
+        "/v1/chat/completions": client(chat_completions),
+        "/v1/completions": client(plain_completions),
+        "/v1/models": client(models),
+        "/v1/models/{name:path}": client(model),
+        "/tokenize": client(tokenize),
+        "/server_info": client(server_info),
+        "/health": process_health,
+        "/health_generate": generate_health,
+        "/health_scheduler": scheduler_health,
+        "/metrics": metrics,
+        "/admin/faults": admin_faults,
+    }
+    routes = [Route(path, handlers[path], methods=list(methods)) for path, methods, _, _ in ROUTES]
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
