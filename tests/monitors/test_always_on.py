@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from monitors import fleet, planned
+from monitors import daemon, fleet, planned
 from monitors.capture import manifest
+from monitors.judge.progress import Limits
 from monitors.liveness import Liveness
 from monitors.sdnotify import Notifier
 from tests.monitors.cluster import HEALTHY, ROOT, Cluster, fleet_text, until, web
@@ -98,6 +99,38 @@ def test_a_monitor_that_is_killed_pages_the_same_wedge_once_reports_its_bundle_a
             assert receiver.posted[1]["title"] == "over: small: hang_grammar_barrier"
         finally:
             assert again.stop() == 0
+
+
+def test_a_wall_clock_that_steps_opens_nothing_and_pages_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's kernel clock cannot be stepped by a test; the process's word for it can."""
+    offset, true_time = [0.0], time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + offset[0])
+    with web(HEALTHY) as server, web() as receiver, Cluster(tmp_path, world=1) as cluster:
+        events: list[dict[str, object]] = []
+        whole = fleet.load(write_fleet(tmp_path, cluster, server.url, receiver))
+        options = daemon.Options(Limits(1.0), 0.1, tmp_path / "state", tmp_path / "bundles")
+        watch = daemon.Watch(whole, whole.one(), options, events.append)
+
+        def turned(name: str) -> list[dict[str, object]]:
+            watch.turn()
+            return [event for event in events if event["event"] == name]
+
+        try:
+            cluster.work()
+            for step in (-86400.0, 2 * 86400.0):  # a day back, then a day ahead of the truth, while all is well
+                offset[0] += step
+                until(lambda: turned("state"), "a look")
+            assert not turned("stall_declared") and not turned("suspicion")
+            cluster.wedge("symmetric")
+            until(lambda: turned("page"), f"the page; {events}")
+            for step in (-3 * 86400.0, 7200.0):
+                offset[0] += step
+                for _ in range(5):
+                    turned("page")
+            assert len(receiver.posted) == 1 and len(turned("stall_declared")) == 1
+            assert str(turned("stall_declared")[0]["quiet_s"]).startswith("1."), "silence is measured on the monotonic clock"
+        finally:
+            watch.close()
 
 
 def test_on_wedge_runs_opsctl_under_its_deadline(tmp_path: Path) -> None:
