@@ -15,7 +15,7 @@ from opsctl.service.manager import ServiceManager
 
 _READ_S = 30.0
 # Each process reads through its own mount namespace. One that ended meanwhile is no witness.
-_SUMS = 'target=$1; shift; for pid; do [ -d "/proc/$pid/root" ] || continue; echo "$pid $(sha256sum <"/proc/$pid/root$target" 2>&1)"; done'
+SUMS = 'target=$1; shift; for pid; do [ -d "/proc/$pid/root" ] || continue; echo "$pid $(sha256sum <"/proc/$pid/root$target" 2>&1)"; done'
 
 
 class Overlay(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def sha_of(source: str) -> str:
 
 def seen(manager: ServiceManager, target: str, pids: Sequence[int]) -> dict[int, str]:
     """Process -> SHA-256 of the target as that process sees it, or what went wrong. Raises ServiceError."""
-    _, out, _ = manager.run(("sh", "-c", _SUMS, "opsctl", target, *map(str, pids)), _READ_S)
+    _, out, _ = manager.run(("sh", "-c", SUMS, "opsctl", target, *map(str, pids)), _READ_S)
     found = {}
     for line in out.splitlines():
         pid, _, rest = line.partition(" ")

@@ -114,6 +114,18 @@ def _on_group(session: Session, command: str, fleet_path: str, deployment: str, 
 
 
 @app.command()
+def gate(
+    context: typer.Context, units: list[str] = typer.Argument(help="The units that a key may change."),  # noqa: B008
+    python: str = typer.Option("python3", "--python", help="The node's Python, as the fleet file names it."),
+) -> None:  # fmt: skip
+    """Print the forced command that limits an ssh key on a node to rollouts of these units (docs/least-privilege.md)."""
+    from opsctl.rollout import gatetext  # it stands on this package
+
+    session: Session = context.obj
+    session.show(Answer("service gate", None, gatetext.text(units, python)), as_json=False)
+
+
+@app.command()
 def status(context: typer.Context, name: str = NAME, services: str = SERVICES, as_json: bool = JSON) -> None:
     """Say how a service is."""
     _show(context.obj, "service status", _service(context.obj, services, name), as_json)

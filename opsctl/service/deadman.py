@@ -89,6 +89,15 @@ _WITHDRAW = FUNCTIONS + (
     'if holds "$1" "$2" && [ -e "$3" ]; then ln -f "$1/wish-revert" "$1/.withdrawn"; mv -f "$1/.withdrawn" "$d"; fi; cat "$d"'
 )
 
+_LIVES = 'systemctl "$1" is-active --quiet "$2"'
+_DISARM = FUNCTIONS + 'if holds "$1" "$2"; then rm -f "$1/lease" "$1/touched-$2" "$1/page.urls"; fi'
+_TOUCH = 'if read -r owner rest <"$1/lease"; then : >"$1/touched-$owner"; fi 2>/dev/null'
+_DECIDE = FUNCTIONS + 'mkdir -p "$1"; decide "$@"'
+_COMMIT = FUNCTIONS + 'commit "$@"'
+# No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
+CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
+SCRIPTS = (_ARM, _SETTLE, _RENEW, _PREPARE, _WITHDRAW, _LIVES, _DISARM, _TOUCH, _DECIDE, _COMMIT, CAT)
+
 
 class Shell(Protocol):
     """How scripts get to the machine: ``must`` raises ServiceError for a bad exit status, ``do`` gives it back."""
@@ -120,7 +129,7 @@ class DeadMan:
         for name, text in (("deadman.sh", SCRIPT), *nodepage.files(lease, self._unit, self._where, self._python, self._owed)):
             self._shell.put(self._folder, name, text.encode(), private=name == nodepage.URLS)
         self._shell.must(_ARM, self._folder, lease.token, _hundredths(lease.ttl_s))
-        if held != lease.token or self._shell.do('systemctl "$1" is-active --quiet "$2"', self._scope, self.unit).code:
+        if held != lease.token or self._shell.do(_LIVES, self._scope, self.unit).code:
             # One that is killed comes back, and finds its lease where it left it.
             options = (
                 "--quiet",
@@ -143,7 +152,7 @@ class DeadMan:
             raise LeaseLost(f"{self._unit} on {self._where}: rollout {token} does not hold it any more")
 
     def disarm(self, token: str) -> None:
-        self._shell.must(FUNCTIONS + 'if holds "$1" "$2"; then rm -f "$1/lease" "$1/touched-$2" "$1/page.urls"; fi', self._folder, token)
+        self._shell.must(_DISARM, self._folder, token)
 
     def token(self) -> str:
         words = self._shell.must(CAT, f"{self._folder}/lease").split()
@@ -151,10 +160,10 @@ class DeadMan:
 
     def touch(self) -> None:
         """From here on a revert has to restart the unit."""
-        self._shell.must('if read -r owner rest <"$1/lease"; then : >"$1/touched-$owner"; fi 2>/dev/null', self._folder)
+        self._shell.must(_TOUCH, self._folder)
 
     def decide(self, token: str, wish: str) -> str:
-        return self._shell.must(FUNCTIONS + 'mkdir -p "$1"; decide "$@"', self._folder, token, wish).strip()
+        return self._shell.must(_DECIDE, self._folder, token, wish).strip()
 
     def decided(self, token: str) -> str:
         return self._shell.must(CAT, f"{self._folder}/decision-{token}").strip()
@@ -170,11 +179,7 @@ class DeadMan:
         return self._shell.must(_WITHDRAW, self._folder, token, self._trial).strip() == "revert"
 
     def commit(self) -> None:
-        self._shell.must(FUNCTIONS + 'commit "$@"', self._trial, self._committed)
-
-
-# No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
-CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
+        self._shell.must(_COMMIT, self._trial, self._committed)
 
 
 def _hundredths(seconds: float) -> str:

@@ -7,7 +7,7 @@ from opsctl.service.manager import ServiceManager
 _DEADLINE_S = 15.0
 # Sockets in state LISTEN (0A) on the port, IPv4 and IPv6, then the processes that hold them. Without root only
 # processes of the same user are found, and the socket alone is told.
-_SCRIPT = r"""
+SCRIPT = r"""
 hex=$(printf ':%04X' "$1")
 inodes=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r n local peer state q t r uid o inode rest; do
   case $local in *"$hex") [ "$state" = 0A ] && echo "$inode";; esac; done)
@@ -30,5 +30,5 @@ def holders(manager: ServiceManager, port: int) -> tuple[str, ...]:
     """One description for each process that listens on the port; empty when nobody does.
 
     Raises ServiceError when the machine cannot be asked."""
-    _, out, _ = manager.run(("sh", "-c", _SCRIPT, "opsctl", str(port)), _DEADLINE_S)
+    _, out, _ = manager.run(("sh", "-c", SCRIPT, "opsctl", str(port)), _DEADLINE_S)
     return tuple(line.strip() for line in out.splitlines() if line.strip())

@@ -26,8 +26,14 @@ _LEFTOVERS = (
     "id=$(tr '\\0' '\\n' <\"/proc/$pid/environ\" 2>/dev/null | sed -n 's/^INVOCATION_ID=//p'); "
     '[ -z "$id" ] || [ "$id" = "$2" ] || echo "$pid"; done <"$f"; done; exit 0'
 )
+_PIDS = '[ -z "$1" ] || find "/sys/fs/cgroup$1" -name cgroup.procs -exec cat {} + 2>/dev/null; exit 0'
+_OWED = 'for f in "$1"/*; do [ ! -f "$f" ] || { cat "$f"; printf "\\036"; }; done'
+_EMPTY, _REMOVE, _READABLE = 'rm -f "$1"/*', 'rm -f "$1"', 'chmod 644 "$1"'
 _AS_USER = 'export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"; exec "$@"'
 _WRITE = 'set -e; mkdir -p "$1"; umask "$3"; cat >"$1/.opsctl.$$"; sync "$1/.opsctl.$$"; mv -f "$1/.opsctl.$$" "$1/$2"; sync "$1"'
+
+SCRIPTS = (_LEFTOVERS, _PIDS, _OWED, _EMPTY, _REMOVE, _READABLE, _WRITE)
+"""Whatever shell text this file sends to a node (see ``gate.py``)."""
 
 
 class Node(Protocol):
@@ -130,7 +136,7 @@ class SystemdService:
 
     def pids(self) -> tuple[int, ...]:
         group = self._show("ControlGroup").get("ControlGroup", "")
-        text = self.must('[ -z "$1" ] || find "/sys/fs/cgroup$1" -name cgroup.procs -exec cat {} + 2>/dev/null; exit 0', group)
+        text = self.must(_PIDS, group)
         return tuple(int(word) for word in text.split())
 
     def image(self) -> str:
@@ -234,21 +240,21 @@ class SystemdService:
     def restore(self, override: Override | None) -> None:
         committed = self._paths()[0]
         if override is None:
-            self.must('rm -f "$1"', f"{committed}/{dropin.COMMITTED}")
+            self.must(_REMOVE, f"{committed}/{dropin.COMMITTED}")
         else:
             self.put(committed, dropin.COMMITTED, dropin.render(override).encode())
         self.remove_trial()
 
     def remove_trial(self) -> None:
-        self.must('rm -f "$1"', f"{self._paths()[1]}/{dropin.TRIAL}")
+        self.must(_REMOVE, f"{self._paths()[1]}/{dropin.TRIAL}")
         self._systemctl("daemon-reload")
 
     def owed(self) -> tuple[str, ...]:
-        text = self.must('for f in "$1"/*; do [ ! -f "$f" ] || { cat "$f"; printf "\\036"; }; done', f"{self._state()}/owed")
+        text = self.must(_OWED, f"{self._state()}/owed")
         return tuple(part.strip() for part in text.split("\x1e") if part.strip())
 
     def forget_owed(self) -> None:
-        self.must('rm -f "$1"/*', f"{self._state()}/owed")
+        self.must(_EMPTY, f"{self._state()}/owed")
 
     # Files of its own.
 
@@ -262,7 +268,7 @@ class SystemdService:
 
     def keep_file(self, name: str, data: bytes) -> None:
         self.put(f"{self._state()}/kept", name, data)
-        self.must('chmod 644 "$1"', f"{self._state()}/kept/{name}")
+        self.must(_READABLE, f"{self._state()}/kept/{name}")
 
     # Reading.
 

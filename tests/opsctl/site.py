@@ -151,6 +151,10 @@ class Site:
         )  # fmt: skip
 
     @property
+    def journals(self) -> Path:
+        return self.folder / "state" / "lastbatch" / "rollouts" / "d"
+
+    @property
     def running(self) -> list[list[str]]:
         """The arguments after ``serve`` of every main process."""
         found = [list(service.argv()) for service in self.services]

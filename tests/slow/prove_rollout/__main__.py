@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e import nodes
+from tests.slow.prove_rollout import cuts
 from tests.slow.prove_rollout.row import Row, restored, table
 from tests.slow.prove_rollout.rows import ROWS
 from tests.slow.prove_rollout.stage import Stage
@@ -27,6 +28,8 @@ def main(args: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make prove-rollout ARGS=...", description=__doc__)
     parser.add_argument("--rows", default="", help="only those whose names begin so, separated by commas; played again")
     parser.add_argument("--again", action="store_true", help="forget what was kept")
+    parser.add_argument("--kills", type=int, default=300, help="rollouts of the contract server cut at drawn moments [%(default)s]")
+    parser.add_argument("--engine-kills", type=int, default=20, help="the same of the engine [%(default)s]")
     options = parser.parse_args(args)
     why = nodes.missing(ssh=True)
     if why:
@@ -40,14 +43,19 @@ def main(args: Sequence[str]) -> int:
     todo = chosen or [name for name in ROWS if name not in kept]
     if todo:
         play(todo, kept, kept_file)
+    counts = {}
+    for way, wanted in (("contract", options.kills), ("engine", options.engine_kills)):
+        counts[way] = cuts.play(way, 0 if chosen else wanted, RESULTS / "prove-rollout-kills.json")
     rows = [kept[name] for name in ROWS if name in kept]
     bad = [row for row in rows if row.problems]
-    text = f"{table(rows)}\n\n{len(rows)} of {len(ROWS)} rows, {len(bad)} not as they must be."
+    cut = "\n".join(cuts.told(count, way) for way, count in counts.items())
+    text = f"{table(rows)}\n\n{len(rows)} of {len(ROWS)} rows, {len(bad)} not as they must be.\n\n{cut}"
     boot = next((row.boot_s for row in rows), 0.0)
     head = f"# Rollouts on two systemd nodes over ssh\n\n`make prove-rollout`. One boot of the contract server: {boot} s.\n\n"
     (RESULTS / "prove-rollout.md").write_text(f"{head}{text}\n")
     print(text)
-    return 9 if bad or len(rows) < len(ROWS) else 0
+    between = sum(count["between"] for count in counts.values())
+    return 9 if bad or between or len(rows) < len(ROWS) else 0
 
 
 def play(todo: Sequence[str], kept: dict[str, Row], kept_file: Path) -> None:
@@ -68,7 +76,7 @@ def play(todo: Sequence[str], kept: dict[str, Row], kept_file: Path) -> None:
                 said = "; ".join(kept[name].problems) or "as it must"
                 print(f"prove-rollout: {name}: {said} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
                 if kept[name].problems:
-                    print(stage.told, file=sys.stderr, flush=True)
+                    print(stage.told, json.dumps(stage.answer.get("errors", [])), file=sys.stderr, flush=True)
                 kept_file.write_text(json.dumps({key: row.data() for key, row in kept.items()}, indent=1) + "\n")
         finally:
             if stage is not None:

@@ -57,8 +57,8 @@ def old_traceback(stage: Stage, name: str) -> Row:
 def caller_regression(stage: Stage, name: str) -> Row:
     path = stage.fleet.folder / "fleet.toml"
     path.write_text(stage.fleet_text.replace("[page]", CALLER + "[page]"))
-    stage.apply("--set", "text-for-json")
-    return stage.end(name, "--text-for-json", wanted=[OLD], codes=[(3,)], page=True)
+    stage.apply("--set", "text-for=colour")
+    return stage.end(name, "--text-for", wanted=[OLD], codes=[(3,)], page=True)
 
 
 def orphan(stage: Stage, name: str) -> Row:

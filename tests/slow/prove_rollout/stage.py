@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.e2e import nodes
 from tests.e2e.rollout_fleet import UNIT, Fleet
@@ -34,6 +35,8 @@ class Stage:
         self.beats.touch()
         argv = [*self.fleet.here, sys.executable, PULSE, "http://10.77.0.11:30000", self.beats]
         self._pulse = subprocess.Popen(argv)
+        self.answer: dict[str, Any] = {}
+        self.told = ""
         self.codes: list[Code] = []
         self.pages: list[str] = []
         self.since = 0.0
@@ -138,7 +141,8 @@ class Stage:
                    gaps.without_service(beats), self.boot_s, notes)  # fmt: skip
 
     def _side(self, node: nodes.SystemdNode, flag: str) -> str:
-        argv = self.fleet.argv(node)
+        active = node.run(["systemctl", "is-active", UNIT]).out.decode().strip() == "active"
+        argv = self.fleet.argv(node) if active else []
         trial = node.run(["sh", "-c", f"ls /run/systemd/system/{UNIT}.d 2>/dev/null"]).out
         if not argv:
             return "down"
