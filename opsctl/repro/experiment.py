@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _SCHEMA = {
     "type": "object",
-    "properties": {"item": {"type": "string", "maxLength": 60}, "count": {"type": "integer"}},
+    "properties": {"item": {"type": "string", "maxLength": 24}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["item", "count"],
     "additionalProperties": False,
 }
