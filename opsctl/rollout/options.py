@@ -14,7 +14,7 @@ import typer
 
 from monitors.fleet import Caller
 from opsctl.callers import agreed
-from opsctl.rollout import flags, wish
+from opsctl.rollout import document, flags, wish
 from opsctl.rollout.deadlines import Asked
 from opsctl.rollout.wish import Wish
 
@@ -38,6 +38,8 @@ class Options:
     package: Annotated[str, typer.Option("--package", metavar="FOLDER", help="Another environment to run the program from: FOLDER/bin/... "
                                          "beside the old one, which must stay.")]  # fmt: skip
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="Another model; where both are paths, both must be there.")]
+    playbook: Annotated[str, typer.Option("--playbook", metavar="FILE", help="The change that a playbook's rollout step describes; what "
+                                          "is given beside it comes after it.")]  # fmt: skip
     boot: Annotated[float | None, typer.Option("--boot-deadline-s", help="A start that is not ready by then has failed. [default: from "
                                                "recorded boots, at most the fleet file's boot_deadline_s]")]  # fmt: skip
     stable: Annotated[float | None, typer.Option("--stable-s", help="How long it must hold before the commit. [default: the fleet file's]")]
@@ -61,10 +63,13 @@ class Options:
     def wish(self, callers: Sequence[Caller], *, attended: bool) -> Wish:
         """Raises BadParameter with the option that cannot be used."""
         try:
+            told = document.change(self.playbook) if self.playbook else document.Change("", (), {}, False)
+            env = {**told.env, **dict(flags.parse_env(text) for text in self.env)}
             return Wish(
-                wish.edits_of(self.set_, self.unset), dict(flags.parse_env(text) for text in self.env), wish.overlays_of(self.overlay),
+                (*told.edits, *wish.edits_of(self.set_, self.unset)), env, wish.overlays_of(self.overlay),
                 tuple(self.remove_overlay), self.image, self.package, self.model, Asked(self.boot, self.stable, self.lease, self.hold),
-                self.incident, self.allow_red, self.no_revert_target, attended, self.reason,
+                self.incident or told.incident, self.allow_red, self.no_revert_target, attended,
+                self.reason or (f"playbook {told.name}" if told.name else ""),
                 agreed.parse(self.expect, self.review, callers), self.allowance,
             )  # fmt: skip
         except (flags.EditError, agreed.AgreedError) as error:

@@ -146,3 +146,17 @@ def test_a_page_that_did_not_go_out_is_owed_and_sent_by_the_next_command(make_si
     assert ran.code == 0 and "sent now" in ran.err
     assert "late" in site.pages.got[0]["message"] and site.pages.got[0]["title"] == "d: rollout reverted"
     assert site.rollout("status").data["owed"] == []
+
+
+def test_a_change_may_come_from_a_playbook_with_one_rollout_step(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    step = "- name: change\n    rollout: {set: {page-size: 32}, env: {A: b}}\n    deadline_s: 60\n    approval: change-configuration\n"
+    path = tmp_path / "larger-pages.yaml"
+    head = "name: larger-pages\nkind: rollout\nsummary: larger pages\nhypothesis: [{probe: health}]\nmethod:\n  "
+    path.write_text(head + step)
+    ran = site.rollout("plan", "--playbook", str(path), "--set", "max-queued-requests=9")
+    assert ran.code == 0, ran.out
+    assert "+--page-size 32\n+--max-queued-requests 9\n+A=b" in ran.data["diff"] and ran.data["reason"] == "playbook larger-pages"
+    path.write_text(head + step + "  " + step.replace("name: change", "name: again"))
+    ran = site.rollout("plan", "--playbook", str(path))
+    assert ran.code == 2 and "one rollout step" in ran.errors[0]["message"]
