@@ -21,7 +21,7 @@ from opsctl.playbooks.schema import Playbook, Step
 from opsctl.repro import conclusion
 from opsctl.repro.conclusion import Run
 from opsctl.repro.experiment import Experiment
-from opsctl.repro.run import Site, repeat
+from opsctl.repro.run import NotSteady, Site, repeat
 
 app = typer.Typer(no_args_is_help=True, help="Does the fault come? Experiments with held concurrency, counted.")
 
@@ -71,7 +71,7 @@ def run(
     seed: int = typer.Option(0, "--seed", help="Of the prompts."),
     bundle_dir: Path | None = BUNDLES, out: Path | None = OUT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
-    """Run an experiment. Exit 9: reproduced, or failed otherwise; 5: inconclusive; 0: not reproduced in so many runs.
+    """Run an experiment. Exit 9: reproduced, or failed otherwise; 5: inconclusive, or not begun; 0: not reproduced in so many runs.
 
     It sends the very requests that are suspected of wedging the server: mind who else uses it.
     """
@@ -88,6 +88,10 @@ def run(
         found = asyncio.run(repeat(experiment, site, seed, session.talk))
     except NoServer as error:
         session.show(Answer("repro run", exit_code=ExitCode.UNREACHABLE, errors=(Problem("unreachable", str(error)),)), as_json=as_json)
+        return
+    except NotSteady as error:
+        problem = Problem("not steady", str(error), remedy="bring the server back first: nothing that came now would be a result")
+        session.show(Answer("repro run", exit_code=ExitCode.HELD, errors=(problem,)), as_json=as_json)
         return
     data = conclusion.document(playbook.name, experiment, found)
     if out is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from monitors import fleet
 from monitors.capture import bundle
 from opsctl.load.asked import Asked
 from opsctl.load.client import Client
+from opsctl.load.shapes import PLAIN
 from opsctl.repro import overlap
 from opsctl.repro.conclusion import Latency, Outcome, Run, outcome
 from opsctl.repro.experiment import Experiment
@@ -22,6 +24,7 @@ from opsctl.repro.watch import Fault, Watcher, until_fault
 
 _TELL_S = 15.0
 _CAPTURE_S = 20.0
+_STEADY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,19 @@ class Site:
     bundles: Path | None = None
 
 
+class NotSteady(Exception):
+    """The server does not serve before the experiment has begun: whatever came would be no result of it."""
+
+
 async def run(experiment: Experiment, site: Site, seed: int, say: Callable[[str], None]) -> Run:
-    """Raises NoServer when nothing answers before it begins. Never longer than the experiment's seconds and one capture."""
+    """Never longer than the experiment's seconds, one request before and one capture after.
+
+    Raises:
+        NoServer: nothing answers. NotSteady: something does, but a plain request has no good answer.
+    """
     async with Client(site.url, model=site.model, key=site.key, deadline_s=experiment.request_s) as client:
         await client.find_model()
+        await _steady(client, seed)
         streams = Streams(client, experiment, seed)
         watcher = Watcher(site.deployment, experiment.overlap.agents, client.clock) if site.deployment else None
         begun = client.clock()
@@ -61,6 +73,17 @@ async def run(experiment: Experiment, site: Site, seed: int, say: Callable[[str]
             taken = await asyncio.to_thread(_capture, site, ended - seen.began_s)
             verdict, kept = taken.verdict.verdict.value, str(taken.folder)
         return _told(experiment, streams, seen, ended - begun, boxes, verdict, kept)
+
+
+async def _steady(client: Client, seed: int) -> None:
+    """A server that is wedged already would seem to reproduce anything."""
+    try:
+        async with asyncio.timeout(_STEADY_S):
+            came = await client.learn_tokens(PLAIN, random.Random(f"steady/{seed}"))
+    except TimeoutError as error:
+        raise NotSteady(f"{client.base}: a plain request had no answer within {_STEADY_S:g} s") from error
+    if not came.ok:
+        raise NotSteady(f"{client.base}: a plain request came to: {came.error}{f' ({came.note})' if came.note else ''}")
 
 
 async def _watched(streams: Streams, watcher: Watcher | None, experiment: Experiment, tasks: Sequence[asyncio.Task[None]]) -> Fault | None:

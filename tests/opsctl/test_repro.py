@@ -73,7 +73,7 @@ def test_the_same_load_without_the_constraint_is_not_reproduced_with_its_interva
 
 
 def test_a_run_whose_concurrency_lapsed_is_inconclusive_and_never_passed(tmp_path: Path) -> None:
-    with streaming(token_s=0.01, lapses=4) as server:  # the loop's first turns are answered, and no later one
+    with streaming(token_s=0.01, lapses=5) as server:  # the loop's first turns are answered, and no later one
         slow = SMALL.replace("most: 12", "most: 40").replace("runs: 2", "runs: 1")
         ran = repro(tmp_path, server, slow)
     assert ran.code == 5, ran.out
@@ -102,6 +102,28 @@ def test_a_server_that_goes_in_the_midst_is_the_fault_and_one_that_is_not_there_
     assert dies.code == 9 and dies.data["outcome"] in ("reproduced", "failed")
     gone = repro(tmp_path, server)
     assert gone.code == 7
+
+
+def test_a_server_that_does_not_serve_before_the_experiment_is_no_reproduction(tmp_path: Path) -> None:
+    with streaming(lapses=0) as server:
+        ran = repro(tmp_path, server)
+    assert ran.code == 5 and ran.errors[0]["code"] == "not steady" and "http 503" in ran.errors[0]["message"]
+
+
+def test_a_playbook_runs_its_experiment_as_a_step_and_keeps_what_it_found(tmp_path: Path) -> None:
+    with streaming() as server:
+        folder = tmp_path / "playbooks"
+        folder.mkdir()
+        (folder / "repro-x.yaml").write_text(HEAD + SMALL.replace("runs: 2", "runs: 1"))
+        fleet = tmp_path / "fleet.toml"
+        fleet.write_text(f'[deployment.d]\nengine = "generic"\napi = "{server.url}"\n[[deployment.d.node]]\nname = "a"\n')
+        out, err = io.StringIO(), io.StringIO()
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        words = ["playbook", "run", "repro-x", "--fleet", str(fleet), "--yes", "--json"]
+        code = cli.main(words, env, stdin=io.StringIO(), stdout=out, stderr=err)
+    assert code == 0, (out.getvalue(), err.getvalue())
+    (step,) = Ran(int(code), out.getvalue(), "").data["method"]
+    assert step["action"] == "repro" and step["exit_code"] == 0 and "Not reproduced in 1 of 1 runs" in step["said"]
 
 
 def test_the_loop_grows_and_is_trimmed_below_the_limit_so_that_no_turn_is_refused(tmp_path: Path) -> None:
