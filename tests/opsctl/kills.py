@@ -107,6 +107,8 @@ class Kills:
 
     def _close(self) -> None:
         """Whatever is still open in the journal is closed: nothing may be left that cannot be."""
+        if any(f'"state":"{end}"'.encode() in self._journal().splitlines()[-1] for end in ("committed", "reverted")):
+            return
         for _ in range(3):
             process = self.site.spawn("abort", "--lock-wait", "5")
             _, err = process.communicate(timeout=120)

@@ -7,6 +7,7 @@ Rows keep their results (``docs/results/prove-rollout.json``): a run that was cu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -21,6 +22,12 @@ from tests.slow.prove_rollout.row import Row, restored, table
 from tests.slow.prove_rollout.rows import ROWS
 from tests.slow.prove_rollout.stage import Stage
 
+ENGINE_NAMES = tuple(
+    f"engine: {name}"
+    for name in ("good change", "unknown flag", "crash on first decode", "crash after 100 requests", "boot hang",
+                 "healthy but garbage answers", "healthy but no progress", "flag live on one rank only",
+                 "old traceback before the restart", "caller regression", "throughput loss")
+)  # fmt: skip
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
@@ -37,25 +44,53 @@ def main(args: Sequence[str]) -> int:
         return 7
     kept_file = RESULTS / "prove-rollout.json"
     kept: dict[str, Row] = {}
+    names = [*ROWS, *ENGINE_NAMES]
     if kept_file.exists() and not options.again:
-        kept = {name: restored(data) for name, data in json.loads(kept_file.read_text()).items() if name in ROWS}
-    chosen = [name for name in ROWS if any(name.startswith(word) for word in options.rows.split(",") if word)]
-    todo = chosen or [name for name in ROWS if name not in kept]
-    if todo:
-        play(todo, kept, kept_file)
+        kept = {name: restored(data) for name, data in json.loads(kept_file.read_text()).items() if name in names}
+    chosen = [name for name in names if any(name.startswith(word) for word in options.rows.split(",") if word)]
+    todo = chosen or [name for name in names if name not in kept or kept[name].problems]
+    if small := [name for name in todo if name in ROWS]:
+        play(small, kept, kept_file)
+    if large := [name for name in todo if name in ENGINE_NAMES]:
+        play_engine(large, kept, kept_file)
     counts = {}
     for way, wanted in (("contract", options.kills), ("engine", options.engine_kills)):
         counts[way] = cuts.play(way, 0 if chosen else wanted, RESULTS / "prove-rollout-kills.json")
-    rows = [kept[name] for name in ROWS if name in kept]
+    rows = [kept[name] for name in names if name in kept]
     bad = [row for row in rows if row.problems]
     cut = "\n".join(cuts.told(count, way) for way, count in counts.items())
-    text = f"{table(rows)}\n\n{len(rows)} of {len(ROWS)} rows, {len(bad)} not as they must be.\n\n{cut}"
+    text = f"{table(rows)}\n\n{len(rows)} of {len(names)} rows, {len(bad)} not as they must be.\n\n{cut}"
     boot = next((row.boot_s for row in rows), 0.0)
     head = f"# Rollouts on two systemd nodes over ssh\n\n`make prove-rollout`. One boot of the contract server: {boot} s.\n\n"
     (RESULTS / "prove-rollout.md").write_text(f"{head}{text}\n")
     print(text)
     between = sum(count["between"] for count in counts.values())
-    return 9 if bad or between or len(rows) < len(ROWS) else 0
+    return 9 if bad or between or len(rows) < len(names) else 0
+
+
+def play_engine(todo: Sequence[str], kept: dict[str, Row], kept_file: Path) -> None:
+    from tests.slow.prove_rollout.engine_rows import ROWS as ENGINE
+    from tests.slow.prove_rollout.engine_rows import Engine
+
+    with tempfile.TemporaryDirectory(prefix="prove-rollout-") as scratch, contextlib.ExitStack() as undo:
+        stage = Engine(Path(scratch), undo)
+        for name in todo:
+            begun = time.monotonic()
+            try:
+                stage.reset()
+                stage.note_boot()
+                keep(ENGINE[name](stage, name), kept, kept_file, time.monotonic() - begun, f"{stage.told} {stage.answer.get('errors')}")
+            except Exception:
+                traceback.print_exc()
+                print(f"prove-rollout: {name}: could not be played", file=sys.stderr, flush=True)
+
+
+def keep(row: Row, kept: dict[str, Row], kept_file: Path, seconds: float, told: str) -> None:
+    kept[row.name] = row
+    print(f"prove-rollout: {row.name}: {'; '.join(row.problems) or 'as it must'} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+    if row.problems:
+        print(told, file=sys.stderr, flush=True)
+    kept_file.write_text(json.dumps({key: one.data() for key, one in kept.items()}, indent=1) + "\n")
 
 
 def play(todo: Sequence[str], kept: dict[str, Row], kept_file: Path) -> None:
@@ -67,17 +102,11 @@ def play(todo: Sequence[str], kept: dict[str, Row], kept_file: Path) -> None:
                 try:
                     stage = stage or Stage(Path(scratch))
                     stage.reset()
-                    kept[name] = ROWS[name](stage, name)
+                    row = ROWS[name](stage, name)
+                    keep(row, kept, kept_file, time.monotonic() - begun, f"{stage.told} {json.dumps(stage.answer.get('errors', []))}")
                 except Exception:  # one row that cannot be played hides no other
                     traceback.print_exc()
-                    kept.pop(name, None)
                     print(f"prove-rollout: {name}: could not be played", file=sys.stderr, flush=True)
-                    continue
-                said = "; ".join(kept[name].problems) or "as it must"
-                print(f"prove-rollout: {name}: {said} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
-                if kept[name].problems:
-                    print(stage.told, json.dumps(stage.answer.get("errors", [])), file=sys.stderr, flush=True)
-                kept_file.write_text(json.dumps({key: row.data() for key, row in kept.items()}, indent=1) + "\n")
         finally:
             if stage is not None:
                 stage.close()
