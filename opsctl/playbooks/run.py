@@ -18,9 +18,11 @@ from opsctl.playbooks.actions import Place
 from opsctl.playbooks.journal import Record, StepResult, utc
 from opsctl.playbooks.process import end_in
 from opsctl.playbooks.schema import Expectation, Playbook, Step
+from opsctl.playbooks.tolerances import hurried
 from opsctl.rollout.checks import Check, Outcome, overall
 from opsctl.rollout.result import Page
 
+_HURRIED_S = 5.0
 _TOLD = (ExitCode.REVERTED, ExitCode.STUCK, ExitCode.HELD, ExitCode.LOCKED, ExitCode.UNREACHABLE, ExitCode.FOUND)
 """Exit codes of a step that say more than that it failed: the playbook ends with the same."""
 
@@ -56,9 +58,11 @@ class Hands:
 def run(playbook: Playbook, place: Place, hands: Hands, record: Record) -> ExitCode:
     """Returns how it ended; ``record`` holds the rest."""
     hands.keep(record)
-    record.before = _checked(playbook.hypothesis, hands, "before")
-    hands.keep(record)
     must_hold = playbook.kind in ("experiment", "drill")
+    # Where it is only told, it must not hold up what is urgent: a wedged server answers no probe at all.
+    before = playbook.hypothesis if must_hold else [hurried(one, _HURRIED_S) for one in playbook.hypothesis]
+    record.before = _checked(before, hands, "before")
+    hands.keep(record)
     if must_hold and record.before and overall(record.before) is not Outcome.passed:
         return _ended(record, hands, "not begun", f"the steady state does not hold: {_first_bad(record.before)}", ExitCode.FOUND)
     acted, code, interrupted = False, ExitCode.DONE, False

@@ -57,3 +57,11 @@ def problems_of(one: Expectation) -> list[str]:
 def tolerated(one: Expectation) -> dict[str, Any]:
     """The tolerances of a probe with its defaults filled in."""
     return {**PROBES[one.probe].tolerances, **one.tolerance}
+
+
+def hurried(one: Expectation, most_s: float) -> Expectation:
+    """The same probe, which answers within ``most_s``."""
+    tolerance = tolerated(one)
+    if "within_s" not in tolerance:
+        return one
+    return one.model_copy(update={"tolerance": {**one.tolerance, "within_s": min(tolerance["within_s"], most_s)}})

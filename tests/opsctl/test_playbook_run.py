@@ -22,6 +22,7 @@ from opsctl.playbooks.process import end_in
 from opsctl.playbooks.run import Hands
 from opsctl.playbooks.run import run as carry_out
 from opsctl.playbooks.schema import Expectation, Playbook, Step
+from opsctl.playbooks.tolerances import tolerated
 from opsctl.rollout.checks import Check, failed, passed
 from opsctl.rollout.result import Page
 from opsctl.service.embedded import EmbeddedService
@@ -148,8 +149,10 @@ class Watched:
     def __init__(self, *answers: bool) -> None:
         self.answers = list(answers)
         self.done: list[str] = []
+        self.given_s: list[float] = []
 
     def check(self, one: Expectation) -> Check:
+        self.given_s.append(tolerated(one)["within_s"])
         good = self.answers.pop(0) if self.answers else True
         return passed(one.probe, "well") if good else failed(one.probe, "not well")
 
@@ -184,6 +187,15 @@ def test_an_experiment_is_not_begun_when_what_must_hold_does_not() -> None:
     assert (code, record.outcome, record.method) == (ExitCode.FOUND, "not begun", [])
 
 
+def test_what_is_only_told_before_a_response_does_not_hold_it_up() -> None:
+    server = Watched(False)
+    assert outcome_of(server, "response", [step("a")])[0] is ExitCode.DONE
+    assert server.given_s == [5.0, 60.0]
+    server = Watched()
+    outcome_of(server, "experiment", [step("a")])
+    assert server.given_s == [60.0, 60.0]
+
+
 def test_after_a_failure_later_steps_are_skipped_and_every_rollback_runs() -> None:
     rollbacks = [step("always"), step("sorry", when="failed")]
     code, record = outcome_of(Watched(), "experiment", [step("a"), step("b", "raise SystemExit(7)"), step("c")], rollbacks)
@@ -195,7 +207,7 @@ def test_after_a_failure_later_steps_are_skipped_and_every_rollback_runs() -> No
 
 
 def test_after_a_success_only_the_rollbacks_that_always_run_do() -> None:
-    code, record = outcome_of(Watched(), "drill", [step("a", "raise SystemExit(9)", expects=9)], [step("x"), step("y", when="failed")])
+    code, record = outcome_of(Watched(), "experiment", [step("a", "raise SystemExit(9)", expects=9)], [step("x"), step("y", when="failed")])
     assert (code, record.outcome) == (ExitCode.DONE, "done")
     assert [one.outcome for one in record.rollbacks] == ["passed", "skipped"]
 
@@ -213,10 +225,10 @@ def test_a_success_whose_steady_state_is_lost_is_a_failure() -> None:
 
 def test_faults_are_lifted_whatever_happens() -> None:
     server = Watched()
-    code, record = outcome_of(server, "drill", [step("arm", fault="decode.slow"), step("b", "raise SystemExit(1)")])
+    code, record = outcome_of(server, "experiment", [step("arm", fault="decode.slow"), step("b", "raise SystemExit(1)")])
     assert server.done == ["decode.slow", "lifted"] and code is ExitCode.REVERTED and record.rollbacks[0].name == "lift-faults"
     server = Watched()
-    outcome_of(server, "drill", [step("arm", fault="no.such")])
+    outcome_of(server, "experiment", [step("arm", fault="no.such")])
     assert server.done == ["lifted"], "a fault that was refused may still have been taken"
 
 
