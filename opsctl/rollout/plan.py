@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -11,7 +12,7 @@ import msgspec
 
 from opsctl.callers.agreed import Agreed
 from opsctl.callers.foresee import Foreseen
-from opsctl.rollout import flags, upgrade
+from opsctl.rollout import buildhelp, flags, upgrade
 from opsctl.rollout.deadlines import Times
 from opsctl.rollout.overlay import Overlay
 from opsctl.rollout.wish import Wish
@@ -144,7 +145,12 @@ def make(
     if predicts:
         pairs = list(zip(managers, services, strict=True))
         before_digest = _one_digest(deployment, [predict(manager, service.before.argv, {}) for manager, service in pairs])
-        after_digest = _one_digest(deployment, [predict(manager, service.after.argv, service.added) for manager, service in pairs])
+        try:
+            after_digest = _one_digest(deployment, [predict(manager, service.after.argv, service.added) for manager, service in pairs])
+        except flags.EditError:
+            with contextlib.suppress(ServiceError):  # a build without a help text: its own words have to do
+                buildhelp.refuse_unknown(managers[0], services[0].after.argv, wish.edits)
+            raise
     return Plan(deployment, wish.words(), tuple(services), before_digest, after_digest, times, wish.reason, wish.incident,
                 dict(times_from or {}), groups, revert, wish.overlays, notes)  # fmt: skip
 

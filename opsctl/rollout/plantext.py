@@ -25,7 +25,7 @@ def text(made: Plan, callers: str, recorded: Sequence[Boot]) -> str:
     trials = sorted({file.trial for service in made.services for file in service.files})
     parts.append(f"until the commit the change lies in {', '.join(trials)}; a reboot, or silence of this command, takes it away")
     parts += [f"note: {note}" for note in made.notes]
-    parts.append(f"plan {made.digest}")
+    parts.append(f"plan {made.digest}; carried out by: opsctl rollout apply {' '.join(made.edits)}")
     return "\n".join(parts)
 
 
