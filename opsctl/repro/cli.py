@@ -153,8 +153,10 @@ def _table(experiment: Experiment, runs: Sequence[Run]) -> str:
         lines.append(f"  {found.seconds:.1f} s; loop: {found.turns} turns, {_counts(found.turn_errors)}, {found.tokens_per_s:.1f} tok/s, "
                      f"longest context {found.most_context} tokens")  # fmt: skip
         done = "refused" if experiment.probes.refused else "answered"
-        lines.append(f"  under suspicion: {found.expected} of {found.probes} {done}, {_counts(found.probe_errors)}")
-        lines.append(f"  overlap {share} by {found.overlap.source}")
+        left = f"; {found.open} requests open at the end" if found.open else ""
+        lines.append(f"  under suspicion: {found.expected} of {found.probes} {done}, {_counts(found.probe_errors)}{left}")
+        if experiment.overlap.share:
+            lines.append(f"  overlap {share} by {found.overlap.source}")
         for words, latency in (("refusals", found.refusals), ("refusals while a long prefill ran", found.refusals_beside_prefill),
                                ("answers", found.answers)):  # fmt: skip
             if latency is not None:

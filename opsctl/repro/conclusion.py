@@ -56,6 +56,7 @@ class Run(msgspec.Struct, frozen=True):
     refusals_beside_prefill: Latency | None = None
     answers: Latency | None = None
     prefills: int = 0
+    open: int = 0  # requests of any kind that had no answer when the run ended
     most_context: int = 0
     tokens_per_s: float = 0.0
     notes: tuple[str, ...] = ()

@@ -148,6 +148,7 @@ def _told(
         refusals_beside_prefill=Latency.of(beside) if refused and prefills else None,
         answers=None if refused else Latency.of(took),
         prefills=len(streams.prefills),
+        open=len(streams.left),
         most_context=max((context.most_tokens for context in streams.contexts), default=0),
         tokens_per_s=sum(a.tokens or len(a.moments_s) for a in turns) / max(seconds, 1e-9),
     )

@@ -65,7 +65,7 @@ def _evidence(verdict: Verdict) -> list[RenderableType]:
     parts += [Text(f"  suspect  {suspect}", style="bold") for suspect in verdict.suspects]
     parts += [Text(f"  decide   {gap.reason}") for gap in verdict.missing if gap.what == "what would decide"]
     if verdict.runbook:
-        parts.append(Text(f"  next     {verdict.runbook}", style="bold"))
+        parts.append(Text(f"  next     {verdict.runbook}: opsctl runbook run {verdict.verdict.value}", style="bold"))
     return parts
 
 
