@@ -81,7 +81,8 @@ class Watch:
         self._leaking: frozenset[str] = frozenset()
         self._orphans: set[int] = set()
         self._goes_on = False  # what is captured now is no stall: its end is no end of what was found
-        self._captured_key = ""  # of the incident that it is taken for
+        self._for: incidents.Incident | None = None  # whose evidence it is
+        self._died = False  # that incident's server has ended since: no silence that ended by itself
         self._next: _Wanted | None = None  # a capture that is due when the one that runs is done
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
@@ -126,6 +127,8 @@ class Watch:
         if holder:  # the rollout proves, reverts and pages by itself
             self._book, decision = before, Decision.none
             self._emit("planned_end", text=holder)
+        if decision in (Decision.ended, Decision.restarted) and before.open is not None:
+            self._died = self._died or (self._for is not None and before.open.key == self._for.key)
         if decision is not Decision.none:
             self._act(decision, judgement, look)
             self._keep_book()
@@ -172,21 +175,21 @@ class Watch:
 
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], *, goes_on: bool = False) -> None:
         """Take the evidence beside the watch. ``goes_on``: of a server that is not stalled, and answers all the while."""
-        key = self._book.open.key if self._book.open else ""
+        incident = None if goes_on else self._book.open
         if self._captures.begin(reason, budget_s, progress=seen, suspicion=self._suspicion, trail=self._trail.text()):
-            self._goes_on, self._captured_key = goes_on, key
+            self._goes_on, self._for, self._died = goes_on, incident, False
         else:
-            self._next = _Wanted(reason, budget_s, seen, goes_on, key)
+            self._next = _Wanted(reason, budget_s, seen, goes_on, incident.key if incident else "")
 
     def _finish_capture(self) -> None:
         taken, opened = self._captures.finished(), self._book.open
         if taken is None:
             return
         if isinstance(taken, Exception):
-            self._owe(self._pager.page(self._book, "hang_unknown", f"The capture failed: {taken}", opened))
+            self._owe(self._pager.page(self._book, "hang_unknown", f"The capture failed: {taken}", self._for))
             self._begin_next()
             return
-        if opened is not None and opened.key == self._captured_key:
+        if opened is not None and self._for is not None and opened.key == self._for.key:
             self._book = replace(self._book, open=replace(opened, bundle=str(taken.folder), verdict=taken.verdict.verdict.value))
         self._waiting = (taken.verdict, taken.folder)
         self._page_when_due()
@@ -205,15 +208,15 @@ class Watch:
         if self._waiting is None:
             return
         (verdict, folder), opened = self._waiting, self._book.open
-        lies = (opened is not None and opened.bundle == str(folder)) or self._goes_on
-        quiet_s = math.inf if self._memory.state is State.ended else self._memory.quiet_s
+        lies = (opened is not None and opened.bundle == str(folder)) or self._goes_on or self._died
+        quiet_s = math.inf if self._memory.state is State.ended or self._died else self._memory.quiet_s
         found = alarm.due(verdict, lies=lies, quiet_s=quiet_s, source=self._sample.source, limits=self._limits,
                           signs=self._sample.signs)  # fmt: skip
         if found is Due.later:
             return
         self._waiting = None
         if found is Due.now:
-            self._owe(self._pager.page(self._book, verdict.verdict.value, _body(self.deployment, verdict, folder), opened))
+            self._owe(self._pager.page(self._book, verdict.verdict.value, _body(self.deployment, verdict, folder), self._for))
         elif verdict.verdict.is_alarm:
             self._emit("page", page_sent=None, reason="the silence has ended by itself: it is a record")
         else:

@@ -159,7 +159,7 @@ def test_markup_in_answers_is_declared_captured_and_judged_again_from_its_bundle
             assert monitor.stop() == 0
 
 
-def test_a_wedge_that_comes_while_the_one_before_is_captured_has_its_own_bundle_and_page(tmp_path: Path, receiver: Any) -> None:
+def test_a_wedge_that_comes_while_the_one_before_is_captured_has_its_own_bundle_and_both_page(tmp_path: Path, receiver: Any) -> None:
     with web(HEALTHY) as server:
         with Cluster(tmp_path, world=1, invocation="aa" * 16) as first:
             monitor = Monitor(tmp_path, write_fleet(tmp_path, first, server.url, receiver), stall_s=0.5)
@@ -172,7 +172,7 @@ def test_a_wedge_that_comes_while_the_one_before_is_captured_has_its_own_bundle_
                 until(lambda: len(monitor.named("stall_declared")) == 2, f"the second wedge is declared; {monitor.events}")
                 until(lambda: len(monitor.named("captured")) == 2, f"and captured; {monitor.events}")
                 until(lambda: any("bb" * 16 in page for page in map(str, monitor.named("stall_declared"))), "under its own key")
-                until(lambda: any(event["page_sent"] for event in monitor.named("page")), f"and paged; {monitor.events}")
+                until(lambda: len([event for event in monitor.named("page") if event["page_sent"]]) == 2, f"both paged; {monitor.events}")
             folders = [Path(event["bundle"]) for event in monitor.named("captured")]
             assert len(set(folders)) == 2 and all(bundle.verify(folder).ok for folder in folders)
         finally:
