@@ -16,6 +16,13 @@ _SETTLE_S = 5.0
 
 
 def main(seconds: float = 30.0, ranks: int = 8) -> int:
+    share, memory = measure(seconds, ranks)
+    print(f"{ranks} ranks, {seconds:.0f} s: {share:.2f} % of a core (limit 1), {memory:.0f} MB resident (limit 100)")
+    return 0 if share < 1 and memory < 100 else 1
+
+
+def measure(seconds: float, ranks: int) -> tuple[float, float]:
+    """Percent of a core and resident MB beside so many busy ranks."""
     with tempfile.TemporaryDirectory() as name, web(HEALTHY) as server, Cluster(Path(name), world=ranks) as cluster:
         folder = Path(name)
         file = folder / "fleet.toml"
@@ -32,12 +39,10 @@ def main(seconds: float = 30.0, ranks: int = 8) -> int:
             before, began = cpu_s(monitor.pid), time.monotonic()
             time.sleep(seconds)
             share = 100 * (cpu_s(monitor.pid) - before) / (time.monotonic() - began)
-            memory = rss_mb(monitor.pid)
+            return share, rss_mb(monitor.pid)
         finally:
             monitor.terminate()
             monitor.wait(30)
-    print(f"{ranks} ranks, {seconds:.0f} s: {share:.2f} % of a core (limit 1), {memory:.0f} MB resident (limit 100)")
-    return 0 if share < 1 and memory < 100 else 1
 
 
 def cpu_s(pid: int) -> float:

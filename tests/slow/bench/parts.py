@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.e2e.serving import serving
-from tests.slow.bench import client
+from tests.e2e.serving import Served, serving
+from tests.slow.bench import client, watched
 from tests.slow.bench.figures import Pair
 from tests.slow.bench.machine import Load, load
 from tests.slow.bench.prompts import QUESTION, SCHEMA, random_ids, several
@@ -71,11 +71,16 @@ class Bench:
     @contextlib.contextmanager
     def server(self, *args: str) -> Iterator[str]:
         """The address of a server that is ready and has answered one request."""
+        with self.served(*args) as served:
+            yield served.url
+
+    @contextlib.contextmanager
+    def served(self, *args: str) -> Iterator[Served]:
         self._started += 1
         common = ["--dtype", "bfloat16", "--max-total-tokens", "49152", "--threads-per-rank", str(self.threads)]
         with serving(self.model, self.scratch, *common, *args, name=f"server-{self._started}") as served:
             client.complete(served.url, random_ids(self.draw, self.sizes.prompt, self.vocab), WARM_UP_TOKENS)
-            yield served.url
+            yield served
 
     def turns(self, part: str, what: str) -> Iterator[int]:
         for turn in range(self.sizes.reps):
@@ -201,5 +206,13 @@ def refusal(bench: Bench) -> list[Pair]:
 
 
 PARTS: Mapping[str, Callable[[Bench], list[Pair]]] = MappingProxyType(
-    {"throughput": throughput, "first-token": first_token, "json": constrained, "ngram": ngram, "loops": loops, "refusal": refusal}
+    {
+        "throughput": throughput,
+        "first-token": first_token,
+        "json": constrained,
+        "ngram": ngram,
+        "loops": loops,
+        "refusal": refusal,
+        "monitor": watched.monitor,
+    }
 )
