@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +12,11 @@ import pytest
 from opsctl.rollout.checks import Outcome
 from opsctl.rollout.probe import Api
 from opsctl.rollout.smoke import drift, ladder
-from tests.opsctl.site import SERVER, Site, wait_until
-from tests.ports import free_port
+from tests.opsctl.contract import contract
+from tests.opsctl.site import Site
 
 MakeSite = Callable[..., Site]
 NUMBER = itertools.count()
-
-
-@contextlib.contextmanager
-def contract(folder: Path, *args: str) -> Iterator[Api]:
-    """The contract server by itself, its API ready."""
-    port = free_port()
-    argv = [sys.executable, str(SERVER), "serve", "--port", str(port), "--run-dir", str(folder), *args]
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    api = Api(f"http://127.0.0.1:{port}")
-    try:
-        wait_until(api.healthy, what="the server to be ready")
-        yield api
-    finally:
-        process.kill()
-        process.wait()
-        api.close()
 
 
 def climbed(api: Api, name: str) -> ladder.Climbed:

@@ -1,14 +1,16 @@
-"""Is a difference in speed one? Pure, with recorded repetitions."""
+"""Is a difference in speed one? Recorded repetitions, and a real server that becomes slow."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from opsctl.rollout import throughput
 from opsctl.rollout.checks import Outcome
 from opsctl.rollout.throughput import Speed
+from tests.opsctl.contract import contract
 
 
 def speed(one: float, four: float, n: int = 8, noise: float = 0.03, **more: float) -> Speed:
@@ -34,6 +36,21 @@ def speed(one: float, four: float, n: int = 8, noise: float = 0.03, **more: floa
 def test_a_loss_must_be_sure_on_a_quiet_steady_machine(before: Speed | None, after: Speed, outcome: Outcome, says: str) -> None:
     found = throughput.compare(before, after, 20)
     assert found.outcome is outcome and says in found.evidence, found
+
+
+def test_a_server_that_has_become_slow_is_measured_as_slow(tmp_path: Path) -> None:
+    def measured(*args: str) -> Speed:
+        with contract(tmp_path, *args) as api:
+            counters = ("lastbatch:generation_tokens_total",)
+            return throughput.measure(lambda request: api.ask(request, 5.0), lambda: "n", counter=lambda: api.generated_tokens(counters),
+                                      load=lambda: {"here": 1.0})  # fmt: skip
+
+    before, after = measured("--slow-s", "0.04"), measured("--slow-s", "0.25")
+    assert (before.foreign, after.foreign) == (0.0, 0.0)  # every token was for this
+    found = throughput.compare(before, after, 50)
+    assert all(found.data[f"loss_pct_{n}"][1] > 50 for n in (1, 4)) and "load here 1.0 before" in found.evidence, found
+    # On a machine that is busy with other tests the repetitions may scatter, and then that is what must be said.
+    assert found.outcome is Outcome.failed or "scatter" in found.evidence, found
 
 
 def test_the_interval_holds_the_median() -> None:
