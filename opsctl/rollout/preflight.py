@@ -37,7 +37,11 @@ def of_change(target: Target, wish: Wish, made: Plan) -> list[str]:
             )
     for manager, service in zip(target.managers, made.services, strict=True):
         for one in wish.overlays:
-            if not manager.image() and manager.run(("test", "-e", one.target), _LOOK_S)[0]:
+            if manager.image():
+                problems.append(
+                    f"--overlay: {manager.name} runs a container, which sees nothing of what is mounted outside; give it a volume"
+                )
+            elif manager.run(("test", "-e", one.target), _LOOK_S)[0]:
                 problems.append(f"--overlay: {manager.name} has no {one.target} on {manager.node} to mount over; is the path right?")
         if wish.package or wish.model or wish.image:
             before = manager.image()

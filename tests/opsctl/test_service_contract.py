@@ -3,6 +3,7 @@ own manager, and a unit that runs a container (under a fake runtime, ``fake_runt
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -13,10 +14,11 @@ from typing import Any, Protocol
 import pytest
 from e2e import nodes
 
+from opsctl.rollout import overlay
 from opsctl.service import wait
 from opsctl.service.container import ContainerService
 from opsctl.service.embedded import EmbeddedService
-from opsctl.service.manager import Lease, LeaseLost, Locked, Override, ServiceError, ServiceManager, State
+from opsctl.service.manager import Change, Lease, LeaseLost, Locked, Override, ServiceError, ServiceManager, State
 from opsctl.service.systemd import SystemdService
 from opsctl.service.wait import Waiter
 from tests.opsctl.site import wait_until
@@ -269,6 +271,58 @@ def test_a_dead_man_finishes_what_was_decided_as_committed(make: Make) -> None:
     wait_until(lambda: service.read_change().trial is None, what="the dead-man")
     assert service.read_change().committed == Override(wanted, {})
     assert service.snapshot().invocation_id == first
+
+
+def test_a_commit_is_prepared_decided_and_withdrawn_as_long_as_nobody_acted_on_it(make: Make) -> None:
+    service = make("--one")
+    base = service.command().argv
+    lease = Lease("t", 60)
+    with pytest.raises((LeaseLost, ServiceError)):
+        service.prepare_commit(lease)
+    service.arm(lease)
+    service.write_trial(Override((*base, "--two"), {"A": "b"}))
+    service.prepare_commit(lease)
+    assert service.decide(lease, "commit") == "commit"
+    assert service.withdraw(lease) and service.decided(lease) == "revert"
+    service.restore(None)
+    assert service.read_change() == Change() and service.command().argv == base
+    service.disarm("t")
+    again = Lease("u", 60)
+    service.arm(again)
+    service.write_trial(Override((*base, "--two"), {"A": "b"}))
+    service.prepare_commit(again)
+    assert service.decide(again, "commit") == "commit"
+    service.commit_trial()
+    assert not service.withdraw(again)  # it was acted on: only another change undoes it
+    assert service.read_change() == Change(Override((*base, "--two"), {"A": "b"}))
+    service.restore(Override((*base, "--three"), {}))
+    assert service.command().argv == (*base, "--three")
+    service.restore(None)
+    assert service.command().argv == base
+
+
+def test_a_lease_that_ends_before_anything_was_changed_costs_no_restart_and_still_pages(make: Make) -> None:
+    service = make()
+    first = start(service)
+    service.arm(Lease("t", 0.4, on_expiry=("true",), title="d"))
+    wait_until(lambda: service.lease_token() == "", what="the dead-man")
+    assert service.decided(Lease("t", 1)) == "revert"
+    assert service.snapshot().invocation_id == first and service.snapshot().state is State.active
+
+
+def test_a_file_is_mounted_over_another_for_the_service_alone(make: Make, tmp_path: Path) -> None:
+    service = make()
+    if isinstance(service, ContainerService):
+        pytest.skip("a container sees nothing of the unit's mounts; the plan refuses it")
+    service.keep_file("new.txt", b"patched")
+    target = "/etc/hostname"
+    service.arm(Lease("t", 60))
+    service.write_trial(Override(service.command().argv, {}, {target: service.kept_path("new.txt")}))
+    assert service.command().mounts == {target: service.kept_path("new.txt")}
+    start(service)
+    sums = overlay.seen(service, target, service.pids())
+    assert service.snapshot().main_pid in sums and set(sums.values()) == {hashlib.sha256(b"patched").hexdigest()}
+    assert service.read_file(target) != b"patched"
 
 
 def test_a_renewed_lease_lives_and_nobody_else_gets_in(make: Make) -> None:
