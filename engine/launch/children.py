@@ -21,7 +21,8 @@ _STOPPED_S = 3.0
 
 @dataclass
 class Child:
-    """A process with two pipes: it reads ``control`` (its closing means stop), and says on ``ready`` that it serves."""
+    """A process with two pipes: it reads ``control``, and says on ``ready`` that it serves. To a rank the closing of
+    ``control`` means stop; the API process reads on it why it must end at once (``engine.server.control``)."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -51,11 +52,17 @@ class Child:
 
     def stop(self) -> None:
         """Ask for an ordered end: ranks hear it on the pipe, the API process by signal."""
-        if self.control >= 0:
+        if self.rank is None:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+        elif self.control >= 0:
             os.close(self.control)
             self.control = -1
-        if self.rank is None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+
+    def tell(self, line: str) -> None:
+        """Write a line on ``control``. A process that has ended hears nothing, which is no error."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.control, line.encode() + b"\n")
 
     def kill(self) -> None:
         if self.process.poll() is None:

@@ -7,7 +7,7 @@ Ends::
 
     SIGTERM, SIGINT      the API process drains and ends, then the ranks; exit 0. A rank that stands still cannot
                          drain: then stacks are saved, all are killed; exit 1. Before READY all are killed at once; exit 0
-    a process dies       stacks of the others are saved, all are killed; exit 1
+    a process dies       clients are told, stacks of the others are saved, all are killed; exit 1
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
     held work lies       the same                                                   (--watchdog-timeout)
     not ready in time    the same                                                   (--boot-timeout)
@@ -42,6 +42,7 @@ _log = logging.getLogger("engine.launcher")
 _TICK_S = 0.1
 _STACKS_S = 10.0
 _STOP_S = 15.0
+_LAST_WORDS_S = 6.0  # a little more than the API process takes at most to tell its clients
 _EXTEND_S = 30.0
 _STILL_S = 8.0
 PEER_ENDED = 75  # EX_TEMPFAIL: nothing is wrong here, start me again
@@ -210,19 +211,15 @@ class Launcher:
     def _finish(self, end: End) -> int:
         _log.log(logging.INFO if end.code == 0 else logging.ERROR, "Ending: %s", end.why)
         self._notifier.send("STOPPING=1", f"STATUS={end.why}")
-        if end.keep:
-            self._keep_evidence()
         if not end.drain or not self._booted:  # before READY nobody is served
-            if self._link is not None:
-                self._link.end()
+            self._break_off(end.why, keep=end.keep)
             return end.code
         late = [] if self._still() else self._drain()
         if self._still():
             ranks = ", ".join(map(str, self._still()))
-            _log.error("rank %s has not moved for %g s: there is nothing to wait for", ranks, _STILL_S)
-            self._keep_evidence()
-            if self._link is not None:
-                self._link.end()
+            why = f"rank {ranks} has not moved for {_STILL_S:g} s: there is nothing to wait for"
+            _log.error("%s", why)
+            self._break_off(why, keep=True)
             return 1
         for child in late:
             how = "is stopped (state T)" if child.is_stopped else "did not end in time"
@@ -231,6 +228,18 @@ class Launcher:
         for child in failed:
             _log.error("%s (pid %d) ended with %s", child.name, child.pid, _ending(child))
         return 1 if late or failed else end.code
+
+    def _break_off(self, why: str, *, keep: bool) -> None:
+        """Nothing that runs will be finished: clients are told first, for evidence takes its time."""
+        api = [child for child in self._family.children if child.rank is None]
+        for child in api if self._booted else ():
+            child.tell(why)
+        if keep:
+            self._keep_evidence()
+        if self._link is not None:
+            self._link.end()
+        if self._booted:
+            self._family.wait(api, _LAST_WORDS_S)
 
     def _drain(self) -> list[Child]:
         """End in order, so that no answer is cut off; returns who did not end in time.

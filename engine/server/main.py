@@ -3,7 +3,8 @@
 Environment: LASTBATCH_SETTINGS (``Settings.to_json``), LASTBATCH_SOCKETS (folder of the ZMQ sockets), INVOCATION_ID,
 and, each optional, LASTBATCH_READY_FD (``listening HOST PORT`` is written there), LASTBATCH_MODEL_FOLDER and
 LASTBATCH_RUN_DIR (the folders of the model and of the black boxes, where the settings leave them open),
-LASTBATCH_KEYS_FD (where the launcher hands over the API keys), else LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY.
+LASTBATCH_KEYS_FD (where the launcher hands over the API keys), else LASTBATCH_API_KEY and LASTBATCH_ADMIN_KEY,
+LASTBATCH_CONTROL_FD (where the launcher says that the engine broke; see ``control``).
 
 Exit: 0 after SIGTERM and a drain, 1 when something broke, 2 when a setting cannot be used.
 """
@@ -20,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 
 import uvicorn
@@ -29,6 +30,7 @@ from engine.config import ConfigError, Settings, run_directory
 from engine.server.app import build
 from engine.server.auth import Keys
 from engine.server.connections import Connection, Gate, most_connections, raise_descriptor_limit
+from engine.server.control import reason_to_end
 from engine.server.errors import ApiError
 from engine.server.identity import Identity
 from engine.server.metrics import Meters
@@ -41,7 +43,8 @@ log = logging.getLogger("engine.server")
 
 TITLE = "lastbatch::api"
 _UNWATCHED_SILENCE_S = 600.0
-_LAST_WORDS_S = 5.0  # for error events to reach clients after the drain's deadline
+_LAST_WORDS_S = 5.0  # for errors to reach clients after the drain's deadline, or when the engine broke
+_BROKEN_RETRY_S = 10
 _PR_SET_PDEATHSIG = 1
 
 
@@ -97,12 +100,12 @@ def main(env: Mapping[str, str]) -> int:
     identity = Identity.of(settings, model_folder=folder, invocation_id=env.get("INVOCATION_ID", ""), now_unix_s=int(time.time()))
     descriptor = int(env["LASTBATCH_READY_FD"]) if env.get("LASTBATCH_READY_FD") else None
     boxes = Path(env["LASTBATCH_RUN_DIR"]) if env.get("LASTBATCH_RUN_DIR") else run_directory(settings, env)
-    return asyncio.run(serve(settings, identity, tokenizer, keys, sockets, boxes, listener, descriptor))
+    return asyncio.run(serve(settings, identity, tokenizer, keys, sockets, boxes, listener, descriptor, env))
 
 
 async def serve(settings: Settings, identity: Identity, tokenizer: Tokenizer, keys: Keys, sockets: Path, boxes: Path,
-                listener: socket.socket, ready_descriptor: int | None) -> int:  # fmt: skip
-    """Serve on ``listener`` until SIGTERM, then drain. The exit status."""
+                listener: socket.socket, ready_descriptor: int | None, env: Mapping[str, str]) -> int:  # fmt: skip
+    """Serve on ``listener`` until SIGTERM, then drain; or until the launcher says that the engine broke. The exit status."""
     # The launcher's watchdog acts first; this is for a scheduler that nobody watches, or that it judges to be well.
     link = Link(sockets, silence_s=2 * settings.launch.watchdog_timeout_s or _UNWATCHED_SILENCE_S)
     link.armed = settings.launch.fault
@@ -121,16 +124,20 @@ async def serve(settings: Settings, identity: Identity, tokenizer: Tokenizer, ke
     reading = asyncio.create_task(link.run(), name="wire")
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     asking = asyncio.create_task(asked.wait(), name="sigterm")
+    broken = reason_to_end(env)
     try:
-        await asyncio.wait((reading, serving, asking), return_when=asyncio.FIRST_COMPLETED)
-        if not asked.is_set():
-            broken = reading if reading.done() else serving
-            log.error("%s ended by itself", broken.get_name(), exc_info=broken.exception())
+        await asyncio.wait((reading, serving, asking, broken), return_when=asyncio.FIRST_COMPLETED)
+        if asked.is_set() and not broken.done():
+            await _unless_broken(broken, _drain(service))
+        if broken.done():
+            _give_up(service, broken.result())
+        elif not asked.is_set():
+            failed = reading if reading.done() else serving
+            log.error("%s ended by itself", failed.get_name(), exc_info=failed.exception())
             return 1
-        await _drain(service)
         server.should_exit = True
         await serving
-        return 0
+        return 1 if broken.done() else 0
     finally:
         for task in (reading, serving, asking):
             task.cancel()
@@ -147,6 +154,25 @@ async def _drain(service: Service) -> None:
         return
     log.warning("shutting down: %d requests did not finish within %g s", service.link.in_flight, limit)
     service.link.fail_all(ApiError(503, "the server was shut down before the answer was complete", code="draining", retry_after_s=1))
+
+
+async def _unless_broken(broken: asyncio.Future[str], work: Coroutine[None, None, None]) -> None:
+    """Do ``work`` until it is done or ``broken`` is."""
+    working = asyncio.create_task(work)
+    await asyncio.wait((working, broken), return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        working.result()
+    else:
+        working.cancel()
+        await asyncio.wait((working,))
+
+
+def _give_up(service: Service, why: str) -> None:
+    """Nothing more will come from the scheduler: tell everybody who waits. Why is for the log; clients can do nothing with it."""
+    service.draining = True
+    log.error("the engine broke (%s): %d requests in flight end with an error", why, service.link.in_flight)
+    text = "the engine failed before the answer was complete; the server is going down"
+    service.link.fail_all(ApiError(503, text, code="engine_failed", retry_after_s=_BROKEN_RETRY_S))
 
 
 def _model_folder(settings: Settings, env: Mapping[str, str]) -> Path:

@@ -64,8 +64,13 @@ def test_a_killed_process_ends_the_server_with_evidence_and_a_reason(model: Path
     with serving(model, tmp_path, *PLAIN, "--tp", "2") as served:
         family = served.descendants()
         pid = served.rank_pid(1) if victim == "rank" else served.described["api_pid"]
+        answers = in_background(served, max_tokens=900)
+        wait_for(lambda: served.box(0).host.running, 10, "the request to run")
         os.kill(pid, signal.SIGKILL)
         assert served.process.wait(30) == 1
+        if victim == "rank":
+            wait_for(lambda: answers, 5, "an answer to the request that ran")
+            assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "engine_failed")
         assert f"(pid {pid}) ended with signal SIGKILL" in served.text()
         assert gone(family)
         folder = next(served.run_dir.glob("evidence-*"))

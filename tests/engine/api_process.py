@@ -26,7 +26,7 @@ _BOOT_DEADLINE_S = 60.0
 
 @dataclass
 class Api:
-    """``log()`` is what it has written so far."""
+    """``log()`` is what it has written so far. ``control``: the launcher's pipe to it."""
 
     process: subprocess.Popen[bytes]
     scheduler: ScriptedScheduler
@@ -35,6 +35,7 @@ class Api:
     settings: config.Settings
     run_directory: Path
     log_path: Path
+    control: int
 
     def log(self) -> str:
         return self.log_path.read_text()
@@ -70,25 +71,28 @@ def api_process(folder: Path, *flags: str, env: Mapping[str, str] | None = None,
         log_path.open("wb") as log,
     ):
         reader, writer = os.pipe()
+        hears, control = os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-m", "engine.server.main"],
             env={
                 **os.environ, "LASTBATCH_SETTINGS": settings.to_json(), "LASTBATCH_SOCKETS": sockets, "INVOCATION_ID": INVOCATION,
-                "LASTBATCH_READY_FD": str(writer), **(env or {}),
+                "LASTBATCH_READY_FD": str(writer), "LASTBATCH_CONTROL_FD": str(hears), **(env or {}),
             },
-            pass_fds=[writer], stderr=log, stdout=log,
+            pass_fds=[writer, hears], stderr=log, stdout=log,
         )  # fmt: skip
         os.close(writer)
+        os.close(hears)
         try:
             url = _listening(reader, log_path)
             with httpx.Client(base_url=url, timeout=20) as client:
-                api = Api(process, scheduler, client, url, settings, run, log_path)
+                api = Api(process, scheduler, client, url, settings, run, log_path, control)
                 if not loading:
                     scheduler.send(answer or ready())
                     scheduler.wait_for(lambda: client.get("/health").json()["status"] == "ready", "ready")
                 yield api
         finally:
             os.close(reader)
+            os.close(control)
             process.kill()
             process.wait(10)
 

@@ -86,6 +86,25 @@ def test_after_the_drain_timeout_the_rest_is_told_and_it_still_exits_0(tmp_path:
         assert "Traceback" not in api.log()
 
 
+@pytest.mark.parametrize("draining", [False, True])
+def test_when_the_engine_broke_whoever_waits_is_told_before_the_end(tmp_path: Path, draining: bool) -> None:
+    with api_process(tmp_path) as api, concurrent.futures.ThreadPoolExecutor() as pool:
+        api.scheduler.script = api.scheduler.hangs_after("first")
+        whole = pool.submit(api.chat)
+        stream = pool.submit(lambda: httpx.post(f"{api.url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=20).text)
+        api.scheduler.wait_for(lambda: len(api.scheduler.requests) == 2, "two requests in flight")
+        if draining:
+            api.process.terminate()
+            api.scheduler.wait_for(lambda: api.client.get("/health").status_code == 503, "the drain")
+        os.write(api.control, b"rank 1 (pid 7) ended with signal SIGKILL\n")
+        message = api.refused(whole.result(10), 503, "engine_failed")
+        assert "pid" not in message and int(whole.result().headers["retry-after"]) >= 1
+        assert '"code":"engine_failed"' in stream.result(10).splitlines()[-2]
+        assert api.process.wait(10) == 1
+        assert "the engine broke (rank 1 (pid 7) ended with signal SIGKILL): 2 requests in flight" in api.log()
+        assert "Traceback" not in api.log()
+
+
 def test_an_idle_process_goes_at_once(tmp_path: Path) -> None:
     with api_process(tmp_path) as api:
         assert api.chat().status_code == 200  # and its connection is kept alive
