@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from opsctl.load import asked, cell, results, sides
 from opsctl.load.cell import Bounds, Level
@@ -15,6 +17,10 @@ from opsctl.load.results import Cell, Results, Side
 from opsctl.load.shapes import Mix
 from opsctl.load.sides import Place
 from opsctl.load.summary import Summary, client_bound, summarise
+
+Say = Callable[[str], None]
+_T = TypeVar("_T")
+_APART = 1 << 24  # between the numbers of two levels' requests: more than a level may have
 
 
 @dataclass(frozen=True)
@@ -40,23 +46,33 @@ class _Taken:
     reps: dict[str, list[Summary]] = field(default_factory=dict)
 
 
-async def measure(
-    plan: Plan, places: Sequence[Place], env: Mapping[str, str], say: Callable[[str], None], log: Path | None = None
-) -> Results:
-    """Repetition after repetition; within one, side after side, and every other time in the other order (ABBA).
+async def measure(plan: Plan, places: Sequence[Place], env: Mapping[str, str], say: Say, log: Path | None = None) -> Results:
+    """Repetition after repetition. Sides that run already are asked in turns at each level, every other time in the other
+    order (ABBA); sides that are started can only be up one at a time, so each takes all levels before the next is started.
 
     Raises:
         NoServer: a side does not answer at all. A single request that fails is an error in the figures.
     """
     begun, load = results.utc(), os.getloadavg()[0]
     taken = [_Taken(place) for place in places]
-    for rep in range(plan.reps):
-        for one in taken if rep % 2 == 0 else reversed(taken):
-            async with sides.opened(one.place, env, log) as client:
-                one.model = client.model
-                if rep == 0 or one.place.command:
+    if any(place.command for place in places):
+        for rep in range(plan.reps):
+            for one in _turn(taken, rep):
+                async with sides.opened(one.place, env, log) as client:
+                    one.model = client.model
                     await _warm(client, plan)
-                await _levels(client, plan, one, rep, say)
+                    for at in range(len(plan.levels)):
+                        await _level(client, plan, one, rep, at, say)
+    else:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(sides.opened(one.place, env)) for one in taken]
+            for one, client in zip(taken, clients, strict=True):
+                one.model = client.model
+                await _warm(client, plan)
+            for rep in range(plan.reps):
+                for at in range(len(plan.levels)):
+                    for one, client in _turn(list(zip(taken, clients, strict=True)), rep + at):
+                        await _level(client, plan, one, rep, at, say)
     cells = tuple(
         Cell(one.place.name, level.label, level.streams, level.rate, tuple(one.reps[level.label]))
         for one in taken for level in plan.levels
@@ -79,15 +95,16 @@ async def _warm(client: Client, plan: Plan) -> None:
         raise NoServer(f"POST {client.base}{plan.mix.shapes[0].path}: {came.error}; is the server up?")
 
 
-async def _levels(client: Client, plan: Plan, one: _Taken, rep: int, say: Callable[[str], None]) -> None:
-    first = 0
-    for level in plan.levels:
-        bounds = plan.bounds(level)
-        ran = await cell.run(client, plan.mix, level, bounds, first=(rep << 24) + first)
-        first += bounds.requests
-        found = summarise(ran)
-        one.reps.setdefault(level.label, []).append(found)
-        one.fingerprints |= {a.fingerprint for a in ran.answers if a.fingerprint}
-        wrong = ", ".join(f"{count} {kind}" for kind, count in {**found.errors, **found.not_ours}.items())
-        say(f"{one.place.name}  {level.label:>5} streams  {rep + 1}/{plan.reps}  {found.tokens_per_s:8.1f} tok/s  "
-            f"{found.ok} ok{', ' + wrong if wrong else ''}")  # fmt: skip
+def _turn(these: Sequence[_T], number: int) -> Sequence[_T]:
+    return these if number % 2 == 0 else these[::-1]
+
+
+async def _level(client: Client, plan: Plan, one: _Taken, rep: int, at: int, say: Say) -> None:
+    level = plan.levels[at]
+    ran = await cell.run(client, plan.mix, level, plan.bounds(level), first=(rep * len(plan.levels) + at) * _APART)
+    found = summarise(ran)
+    one.reps.setdefault(level.label, []).append(found)
+    one.fingerprints |= {answer.fingerprint for answer in ran.answers if answer.fingerprint}
+    wrong = ", ".join(f"{count} {kind}" for kind, count in {**found.errors, **found.not_ours}.items())
+    told = f"{found.ok} ok{', ' + wrong if wrong else ''}"
+    say(f"{one.place.name}  {level.label:>5} streams  {rep + 1}/{plan.reps}  {found.tokens_per_s:8.1f} tok/s  {told}")

@@ -16,7 +16,7 @@ _SHOWN = ("tokens_per_s", "requests_per_s", "first_token_s.p50", "first_token_s.
 @dataclass(frozen=True)
 class Ratio:
     """One metric at one level. ``ratio`` is second by first: repetition by repetition where they were taken in pairs,
-    else of the medians. ``apart``: the spreads of the two do not touch."""
+    else of the medians alone. ``apart``: the spreads of the two do not touch."""
 
     level: str
     metric: str
@@ -41,7 +41,9 @@ def ratios(first: dict[str, Cell], second: dict[str, Cell], *, paired: bool) -> 
                 y / x for one, two in zip(first[level].reps, second[level].reps, strict=False)
                 if (x := one.value(metric)) and (y := two.value(metric)) is not None
             ]  # fmt: skip
-            ratio = Spread.of(pairs) if paired and pairs else Spread(b.median / a.median, b.least / a.most, b.most / a.least or 0.0, 1)
+            if not (paired and pairs):
+                pairs = [b.median / a.median]
+            ratio = Spread.of(pairs)
             found.append(Ratio(level, metric, a, b, ratio, a.most < b.least or b.most < a.least))
     return tuple(found)
 

@@ -5,7 +5,8 @@
 
 ``refuses`` answers constrained requests with 400, ``wedges`` stops every stream for good once a constrained request
 decodes beside an unconstrained one: what the incident's server did. ``lapses``: after so many unconstrained requests it
-answers them with 503. ``context``: a longer prompt is a 400, as servers answer it.
+answers them with 503. ``context``: a longer prompt is a 400, as servers answer
+it. ``together``: nothing is answered before so many requests are open.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class StreamServer:
     """``most_open`` is the most requests that were open at once; ``bodies`` is all that was asked."""
 
     def __init__(self, *, port: int = 0, token_s: float = 0.002, refuses: bool = False, wedges: bool = False,
-                 lapses: int = 1 << 30, context: int = 1 << 30) -> None:  # fmt: skip
+                 lapses: int = 1 << 30, context: int = 1 << 30, together: int = 0) -> None:  # fmt: skip
         self.token_s, self.refuses, self.wedges, self.lapses, self.context = token_s, refuses, wedges, lapses, context
-        self.longest = 0
+        self.longest, self.together = 0, together
         self.bodies: list[dict[str, Any]] = []
         self.open = self.most_open = 0
         self.decoding = {True: 0, False: 0}
@@ -79,6 +80,9 @@ class StreamServer:
 
     def answer(self, http: Any, body: dict[str, Any]) -> None:
         trouble, constrained = body.get("trouble", ""), "response_format" in body
+        until = time.monotonic() + 20
+        while self.most_open < self.together and time.monotonic() < until:
+            time.sleep(0.01)
         if trouble.startswith("status:"):
             http.give(int(trouble.split(":")[1]), {"error": {"message": "too busy\nsecond line", "type": "server_error"}})
             return

@@ -64,7 +64,7 @@ def test_a_stream_gives_first_token_gaps_and_the_counts_that_the_server_tells(se
     assert answer.ok and answer.tokens == 20 and answer.status == 200 and answer.fingerprint == "fp-small"
     assert len(answer.moments_s) == 20 and answer.first_s is not None and answer.first_s >= 0.01
     found = summarise(ran)
-    assert 0.01 <= found.gap_s["p50"] < 0.05
+    assert 0.01 <= found.gap_s["p50"] < 0.2
     assert found.per_token_s["p50"] == pytest.approx(statistics.mean(answer.gaps_s))
     assert found.tokens_per_s == pytest.approx(20 / ran.wall_s)
     assert 0 < found.client_cpu < 1
@@ -89,7 +89,7 @@ def test_a_stream_gives_first_token_gaps_and_the_counts_that_the_server_tells(se
     ],
 )
 def test_each_trouble_is_an_error_of_its_own_kind(server: StreamServer, more: dict[str, Any], kind: str) -> None:
-    ran = measured(server.url, Shape(name="s", **{"max_tokens": 4, **more}), deadline_s=0.3)
+    ran = measured(server.url, Shape(name="s", **{"max_tokens": 4, **more}), deadline_s=0.3 if kind == "timeout" else 10)
     assert [answer.error for answer in ran.answers] == [kind]
     assert summarise(ran).errors == ({kind: 1} if kind else {})
 
@@ -106,10 +106,10 @@ def test_a_server_that_is_gone_in_the_midst_is_counted_as_no_connection() -> Non
 
 
 def test_a_closed_loop_keeps_exactly_its_streams_open_and_250_are_no_trouble() -> None:
-    with streaming(token_s=0.5) as server:
-        ran = measured(server.url, Shape(name="s", max_tokens=3), Level(250), Bounds(250, 10, 20))
+    with streaming(together=250) as server:
+        ran = measured(server.url, Shape(name="s", max_tokens=3), Level(250), Bounds(500, 30, 30))
         assert server.most_open == 250
-    assert summarise(ran).ok == 250
+    assert summarise(ran).ok == 500
 
 
 def test_an_open_loop_keeps_its_rate_whatever_the_answers_take_and_drops_above_its_bound() -> None:
@@ -134,7 +134,7 @@ def test_poisson_arrivals_are_those_of_their_seed_and_have_their_rate() -> None:
 
 def test_time_bounds_a_level_and_what_is_open_at_its_end_is_no_fault_of_the_server(server: StreamServer) -> None:
     ran = measured(server.url, Shape(name="s", max_tokens=10_000, extra={"token_s": 0.05}), Level(3), Bounds(1000, 0.2, 0.2))
-    assert ran.wall_s < 2
+    assert ran.wall_s < 3
     found = summarise(ran)
     assert found.asked == 3 and found.errors == {} and found.not_ours == {"unfinished": 3} and found.tokens > 0
 
