@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -198,7 +199,8 @@ def test_a_sweep_writes_results_that_are_drawn_and_compared_on_the_same_host_and
     drawn = opsctl("load", "plot", after, "--out", tmp_path / "plots", "--json").data["files"]
     svgs = [Path(file) for file in drawn if file.endswith(".svg")]
     assert {path.name for path in svgs} == {"after-throughput.svg", "after-first-token.svg", "after-inter-token.svg"}
-    assert all(path.read_text().startswith("<svg ") and "polyline" in path.read_text() for path in svgs)
+    drawn_lines = [len(list(ElementTree.fromstring(path.read_text()).iter("{http://www.w3.org/2000/svg}polyline"))) for path in svgs]
+    assert sorted(drawn_lines) == [1, 2, 3]  # throughput; p50 and p99; p50, p90 and p99
     compared = opsctl("load", "compare", before, after, "--json")
     assert compared.code == 0 and compared.data["forced"] == []
     throughput = next(r for r in compared.data["ratios"] if r["metric"] == "tokens_per_s" and r["level"] == "4")

@@ -100,7 +100,7 @@ def test_a_live_wedge_is_told_with_its_ranks_stacks_batches_and_runbook(looked: 
 
 
 def test_a_node_that_never_answers_costs_no_more_than_the_deadline_and_is_named(looked: Looked) -> None:
-    assert looked.seconds < 11.0
+    assert looked.seconds < 12.0  # ten, and a crowded machine
     assert any("node b" in gap["what"] or "node b" in gap["reason"] for gap in looked.ran.data["missing"])
 
 
