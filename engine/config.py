@@ -287,6 +287,11 @@ def validate(s: Settings) -> None:
                           ("--health-max-age", s.server.health_max_age_s),
                           ("--boot-timeout", s.launch.boot_timeout_s)):  # fmt: skip
         need(seconds > 0, f"{flag}: {seconds} s is not a time; give a number above 0")
+    for flag, value in (("--context-length", s.model.context_length), ("--max-total-tokens", s.cache.max_total_tokens),
+                        ("--threads-per-rank", s.parallel.threads_per_rank),
+                        ("--grammar-max-whitespace", s.grammar.max_whitespace)):  # fmt: skip
+        need(value >= 0, f"{flag}: {value} is negative")
+    need(s.model.context_length != 1, "--context-length: 1 token cannot hold a prompt and an answer; 0: the model's own")
     need(s.launch.watchdog_timeout_s >= 0, f"--watchdog-timeout: {s.launch.watchdog_timeout_s} is negative; 0 turns it off")
     need(s.server.drain_timeout_s >= 0, f"--drain-timeout: {s.server.drain_timeout_s} is negative")
     need(
@@ -294,9 +299,11 @@ def validate(s: Settings) -> None:
         f"--nnodes: {s.parallel.nnodes} nodes for {s.parallel.tp} ranks: give --tp {s.parallel.nnodes} or more",
     )
     need(0 <= s.parallel.node_rank < s.parallel.nnodes, f"--node-rank: {s.parallel.node_rank} is not in 0..{s.parallel.nnodes - 1}")
-    need(
-        s.parallel.nnodes == 1 or ":" in s.parallel.dist_init_addr, "--dist-init-addr: HOST:PORT of node 0 is needed with --nnodes above 1"
-    )
+    if s.parallel.nnodes > 1:
+        host, _, port = s.parallel.dist_init_addr.rpartition(":")
+        need(bool(host) and port.isdecimal() and 0 < int(port) < 65533,
+             f"--dist-init-addr: {s.parallel.dist_init_addr!r} is not HOST:PORT of node 0 (PORT up to 65532), "
+             "which --nnodes above 1 needs")  # fmt: skip
     chunk = s.scheduler.chunked_prefill_size
     need(
         chunk == -1 or chunk >= s.cache.page_size,

@@ -10,6 +10,7 @@ Ends::
     a process dies       clients are told, stacks of the others are saved, all are killed; exit 1
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
     held work lies       the same                                                   (--watchdog-timeout)
+    a setting is no good found by a child before READY, which says which; all are killed; exit 2
     not ready in time    the same                                                   (--boot-timeout)
     another node is lost the same, exit 75 so that a service manager starts this node again
     another node ends    node 0 drains, exit 75; node 0 ending ends the others, exit 75
@@ -30,13 +31,13 @@ from pathlib import Path
 from types import FrameType
 
 from engine import blackbox, faults, keys
-from engine.config import ConfigError, Settings, fit_model, run_directory
+from engine.config import Settings, run_directory
 from engine.launch import evidence, relay
 from engine.launch.children import Child, Family, base_environment, rank_environment
 from engine.launch.notify import Notifier
 from engine.launch.rundir import RunDirectory
 from engine.launch.watchdog import Lying, stuck_rank, unfresh
-from engine.model.hf_config import ModelConfigError, read_config
+from engine.server.listener import listen
 
 _log = logging.getLogger("engine.launcher")
 _TICK_S = 0.1
@@ -45,6 +46,7 @@ _STOP_S = 15.0
 _LAST_WORDS_S = 6.0  # a little more than the API process takes at most to tell its clients
 _EXTEND_S = 30.0
 _STILL_S = 8.0
+USAGE = 2
 PEER_ENDED = 75  # EX_TEMPFAIL: nothing is wrong here, start me again
 
 
@@ -61,17 +63,13 @@ class End:
 class Launcher:
     """One node's server.
 
+    ``model``: the folder, for which ``preflight.check`` has found the settings good.
+
     Raises (from the constructor):
-        ConfigError: the model cannot be served with these settings, or the run directory is in use.
+        ConfigError: the run directory is in use.
     """
 
     def __init__(self, settings: Settings, model: Path, env: Mapping[str, str]) -> None:
-        try:
-            config = read_config(model)
-        except ModelConfigError as error:
-            raise ConfigError(f"--model: {error}") from None
-        fit_model(settings, heads=config.heads, kv_heads=config.kv_heads, intermediate=config.intermediate, vocab=config.vocab,
-                  context=config.context)  # fmt: skip
         self._settings = settings
         self._model = model
         self._keys = keys.take(env)
@@ -91,6 +89,9 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
+            if (refusal := self._cannot_listen()) is not None:
+                _log.error("%s", refusal)
+                return 1
             self._start()
             end = self._boot() or self._watch()
             return self._finish(end)
@@ -101,6 +102,18 @@ class Launcher:
             self._place.close()
 
     # Starting.
+
+    def _cannot_listen(self) -> str | None:
+        """Why nobody could listen where clients are to come: better known before a model is loaded than after. No matter
+        of exit code 2: it may be different in a moment."""
+        server = self._settings.server
+        if self._settings.parallel.node_rank > 0 or server.port == 0:
+            return None
+        try:
+            listen(server.host, server.port).close()
+        except OSError as error:
+            return f"--host {server.host} --port {server.port}: cannot listen: {error}"
+        return None
 
     def _start(self) -> None:
         settings = self._settings
@@ -190,6 +203,8 @@ class Launcher:
         dead = self._family.dead()
         if dead is not None and dead.process.returncode == 0 and self._settings.parallel.node_rank > 0:
             return End(PEER_ENDED, f"node 0 is ending ({dead.name} was told to stop)")
+        if dead is not None and dead.process.returncode == USAGE and not self._booted:
+            return End(USAGE, f"{dead.name} cannot use a setting; its last line says which")
         if dead is not None:
             return End(1, f"{dead.name} (pid {dead.pid}) ended with {_ending(dead)}", keep=True)
         if self._link is not None:

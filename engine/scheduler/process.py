@@ -22,14 +22,14 @@ import torch
 import zmq
 
 from engine.blackbox import BlackBox, Header, Phase
-from engine.config import Settings
+from engine.config import ConfigError, Settings
 from engine.exec.device import Device, open_device
 from engine.exec.executor import Executor
 from engine.exec.kv import KVPool
 from engine.faults import Faults
 from engine.grammar.trial import Compiler, Trials
 from engine.messages import RankInfo, Ready
-from engine.model.hf_config import read_config
+from engine.model.hf_config import ModelConfigError, read_config
 from engine.model.registry import Model, load_model
 from engine.native.build import paths as native_paths
 from engine.parallel.group import Group, open_group
@@ -41,7 +41,7 @@ from engine.scheduler.rank_link import RankHub, RankSpoke, address
 from engine.scheduler.service import GroupRunner, Service
 from engine.scheduler.worker import follow
 from engine.speculation.drafters import Drafter, NgramDrafter, NullDrafter
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
     from engine.grammar.backends import GrammarBackend
@@ -203,6 +203,9 @@ def main() -> int:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         RankProcess(place, trials).run()
+    except (ConfigError, ModelConfigError, TokenizerError) as error:
+        _log.error("%s", error)
+        return 2
     except Exception:
         _log.exception("Scheduler hit an exception")
         return 1

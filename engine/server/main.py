@@ -33,6 +33,7 @@ from engine.server.connections import Connection, Gate, most_connections, raise_
 from engine.server.control import reason_to_end
 from engine.server.errors import ApiError
 from engine.server.identity import Identity
+from engine.server.listener import listen
 from engine.server.metrics import Meters
 from engine.server.service import Service
 from engine.server.wire import Link
@@ -184,26 +185,6 @@ def _model_folder(settings: Settings, env: Mapping[str, str]) -> Path:
         return default_model.path()
     except default_model.ModelError as error:
         raise ConfigError(str(error)) from error
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on the first address that ``host`` resolves to.
-
-    The protocol is given by number: asyncio turns Nagle's algorithm off only on sockets that say they are TCP, and with
-    it on, an answer in two writes takes 40 ms longer.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _die_with_parent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -197,25 +198,6 @@ def test_a_lost_node_takes_the_group_down(model: Path, tmp_path: Path) -> None:
         follower.process.wait(10)
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--tp", "3"), "--tp: 3 does not divide the model's 4 query and 2 key/value heads (intermediate size 128); these would: 1, 2, 4"),
-        (("--context-length", "999999"), "--context-length: 999999 is more than the model's"),
-        (("--model", "/nowhere"), "--model: /nowhere: no config.json there"),
-        (("--bogus",), "unrecognized arguments: --bogus"),
-        (("--fault", "boot.hang"), "--fault: needs --enable-faults"),
-        (("--enable-faults", "--fault", "no.such"), "fault 'no.such' is unknown"),
-        (("--device", "cuda"), "cuda"),
-    ],
-)
-def test_what_cannot_work_is_refused_with_the_flag_and_the_reason(model: Path, tmp_path: Path, args: tuple[str, ...], says: str) -> None:
-    served = start(model, tmp_path, args)
-    assert served.process.wait(60) in (1, 2)
-    assert says in served.text()
-    assert "Ready: configuration" not in served.text()
-
-
 def test_a_second_server_in_the_same_run_directory_is_refused(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path, *PLAIN) as served:
         second = start(model, tmp_path, PLAIN)
@@ -229,3 +211,14 @@ def test_a_port_that_is_taken_is_named(model: Path, tmp_path: Path) -> None:
         served = start(model, tmp_path, (*PLAIN, "--port", str(port)))
         assert served.process.wait(60) == 1
         assert f"--port {port}: cannot listen" in served.text()
+        assert not list(served.run_dir.glob("evidence-*"))
+
+
+def test_a_setting_that_a_rank_finds_to_be_no_good_is_a_line_and_no_evidence(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    served = start(broken, tmp_path, PLAIN)
+    assert served.process.wait(60) == 2
+    assert "model.safetensors" in served.text() and "Traceback" not in served.text()
+    assert not list(served.run_dir.glob("evidence-*"))

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from engine import config
-from engine.server.main import listen
+from engine.server.listener import listen
 from tests.engine.api_process import api_process
 from tests.engine.scripted_scheduler import ready
 
