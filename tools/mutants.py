@@ -71,6 +71,18 @@ MUTANTS = (
            "        self.queues.waiting.appendleft(request)\n\n    def _count", "\n    def _count", "tests/engine/test_scheduler.py"),
     Mutant("plan-past-a-full-pool", "a full pool is planned for only when all results are in", "engine/scheduler/batching.py",
            "            if not settled:\n                raise Deferred\n", "", "tests/engine/test_scheduler.py"),
+    Mutant("grammar-without-budget", "a grammar that costs everybody too much ends its own request", "engine/grammar/budget.py",
+           "if self._overdrawn_s > STEPS * self._allowance_s:", "if False:", "tests/engine/test_grammar_trial.py"),
+    Mutant("budget-without-pay-back", "what a grammar leaves unused pays back what it overdrew", "engine/grammar/budget.py",
+           "max(0.0, self._overdrawn_s - self._allowance_s)", "self._overdrawn_s", "tests/engine/test_grammar_trial.py"),
+    Mutant("trial-without-end", "a compilation is ended by the kernel at its deadline", "engine/grammar/trial.py",
+           "        signal.setitimer(signal.ITIMER_REAL, max(timeout_s, 0.000001))\n", "", "tests/engine/test_grammar_trial.py"),
+    Mutant("orphaned-trial", "no trial outlives its rank", "engine/grammar/trial.py",
+           "    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)\n", "", "tests/engine/test_grammar_trial.py"),
+    Mutant("open-relay", "nobody without the group's secret is heard at the relay", "engine/launch/relay.py",
+           "            secret.guard(self._socket)\n", "            pass\n", "tests/engine/test_launch_relay.py"),
+    Mutant("keys-stay", "keys leave the bytes that /proc shows", "engine/keys.py", "        _wipe(NAMES)\n", "",
+           "tests/engine/test_server_access.py"),
 )  # fmt: skip
 
 

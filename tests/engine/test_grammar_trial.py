@@ -21,14 +21,14 @@ from tests.e2e.serving import wait_for
 SCRIPT = Path(__file__).parent / "trial_compiler.py"
 
 
-def tried(*texts: str) -> subprocess.Popen[str]:
+def tried(deadline_s: float, *texts: str) -> subprocess.Popen[str]:
     root = SCRIPT.parents[2]
-    return subprocess.Popen([sys.executable, str(SCRIPT), *texts], cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, text=True,
-                            stdout=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen([sys.executable, str(SCRIPT), str(deadline_s), *texts], cwd=root, text=True, stdout=subprocess.PIPE,
+                            env={**os.environ, "PYTHONPATH": str(root)})  # fmt: skip
 
 
 def test_each_grammar_ends_with_its_reason_and_the_next_is_tried_all_the_same() -> None:
-    with tried("good", "bad", "for ever", "broken", "greedy", "good") as process:
+    with tried(0.4, "good", "bad", "for ever", "broken", "greedy", "good") as process:
         out, _ = process.communicate(timeout=60)
     found = {text: (why, spent_s) for text, why, spent_s in map(json.loads, out.splitlines())}
     assert process.returncode == 0
@@ -41,7 +41,7 @@ def test_each_grammar_ends_with_its_reason_and_the_next_is_tried_all_the_same() 
 
 @pytest.fixture
 def waiting() -> Iterator[subprocess.Popen[str]]:
-    with tried("good", "for ever") as process:
+    with tried(120, "good", "for ever") as process:
         yield process
         process.kill()
 
@@ -49,8 +49,8 @@ def waiting() -> Iterator[subprocess.Popen[str]]:
 def test_nothing_of_it_outlives_a_killed_rank(waiting: subprocess.Popen[str]) -> None:
     assert waiting.stdout is not None
     waiting.stdout.readline()
-    family = psutil.Process(waiting.pid).children(recursive=True)
-    assert [one.cmdline()[0] for one in family] != [] and TITLE in family[0].cmdline()[0]
+    family = wait_for(lambda: len(found := psutil.Process(waiting.pid).children(recursive=True)) == 2 and found, 10, "a trial under way")
+    assert TITLE in family[0].cmdline()[0]
     waiting.kill()
     wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family), 5, "the end of all")
 

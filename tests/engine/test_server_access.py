@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,9 @@ def test_no_prompt_no_answer_and_no_key_is_logged(api: Api) -> None:
     log = api.log()
     for word in ("to keep", SECRET, "decode.slow", "fault"):
         assert word not in log
+
+
+def test_a_key_from_the_environment_is_in_it_no_more(api: Api) -> None:
+    environ = Path(f"/proc/{api.process.pid}/environ").read_bytes()
+    assert b"LASTBATCH_SETTINGS=" in environ, "nothing could be read, so nothing is shown"
+    assert SECRET.encode() not in environ
