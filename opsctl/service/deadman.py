@@ -61,7 +61,8 @@ while held; do
   rm -f "$trial" "${committed%/*}/.opsctl-staged"; echo "$token" >"$dir/reverted"
   echo "opsctl: rollout $token was not heard of in time: $unit reverted by the dead-man"
   systemctl "$scope" daemon-reload
-  if [ -e "$dir/touched-$token" ]; then
+  case $(systemctl "$scope" is-active "$unit") in active|activating|reloading) up=1 ;; *) up= ;; esac
+  if [ -e "$dir/touched-$token" ] || [ -z "$up" ]; then
     systemctl "$scope" stop "$unit"
     systemctl "$scope" reset-failed "$unit" 2>/dev/null
     systemctl "$scope" --no-block start "$unit" || systemctl "$scope" --no-block restart "$unit"
@@ -159,7 +160,7 @@ class DeadMan:
         return words[0] if words else ""
 
     def touch(self) -> None:
-        """From here on a revert has to restart the unit."""
+        """From here on a revert has to start the unit again: it may run the trial, or be stopped for it."""
         self._shell.must(_TOUCH, self._folder)
 
     def decide(self, token: str, wish: str) -> str:

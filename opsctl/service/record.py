@@ -46,7 +46,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float
     decision: str = ""
     on_expiry: tuple[str, ...] = ()
-    touched: bool = False  # a trial was written under it: the running start may be the trial's
+    touched: bool = False  # a trial was written under it, or it was stopped: the dead-man has to start it again
 
 
 class Span(msgspec.Struct):
@@ -59,7 +59,9 @@ class Span(msgspec.Struct):
 
 class ServiceRecord(msgspec.Struct, kw_only=True):
     """What the supervisor knows. ``leader`` is the session that it started last (0: none, or seen empty), with its
-    start in clock ticks: after its own violent death the next supervisor ends what is left of it."""
+    start in clock ticks: after its own violent death the next supervisor ends what is left of it. ``ordered`` is the start
+    that was told to stop last, which a monitor takes for no crash; ``ordered_by`` the rollout whose dead-man did it, empty
+    for a person."""
 
     name: str
     supervisor_pid: int
@@ -77,6 +79,8 @@ class ServiceRecord(msgspec.Struct, kw_only=True):
     leader_started: int = 0
     spans: list[Span] = []
     reverted_by_deadman: str = ""
+    ordered: str = ""
+    ordered_by: str = ""
 
 
 class Folder:

@@ -44,6 +44,7 @@ class Supervisor:
         self.record = record.ServiceRecord(name=name, supervisor_pid=os.getpid(), boot_id=_boot_id())
         if old is not None:
             self.record.spans, self.record.reverted_by_deadman = old.spans, old.reverted_by_deadman
+            self.record.ordered, self.record.ordered_by = old.ordered, old.ordered_by
         self._log = ServiceLog(Path(service.log), self.record.spans)
         self._hooks: dict[int, float] = {}
         self._ending = False
@@ -156,6 +157,7 @@ class Supervisor:
             case "start":
                 self.unit.start()
             case "stop":
+                self._touch()
                 self.unit.stop()
             case "end":
                 if self._lease is not None:
@@ -175,8 +177,7 @@ class Supervisor:
             case "trial" if request.override is not None:
                 if self._lease is None:
                     raise LeaseLost("no lease is armed, so a trial would have no dead-man; arm first")
-                self._lease = msgspec.structs.replace(self._lease, touched=True)
-                record.write(self.paths.lease, self._lease)
+                self._touch()
                 record.write(self.paths.trial, request.override)
             case "prepare":
                 self._held_by(request.token)
@@ -206,6 +207,12 @@ class Supervisor:
         touched = lease.touched or (self._lease is not None and self._lease.touched)
         self._lease = msgspec.structs.replace(lease, until_mono=self._clock() + lease.ttl_s, touched=touched)
         record.write(self.paths.lease, self._lease)
+
+    def _touch(self) -> None:
+        """From here on the dead-man has to start the service again: it may run the trial, or be stopped for it."""
+        if self._lease is not None and not self._lease.touched:
+            self._lease = msgspec.structs.replace(self._lease, touched=True)
+            record.write(self.paths.lease, self._lease)
 
     def _held_by(self, token: str) -> record.LeaseRecord:
         if self._lease is None or self._lease.token != token:
@@ -244,8 +251,8 @@ class Supervisor:
         self._forget_lease()
         self.record.reverted_by_deadman = lease.token
         self._say(f"Rollout {lease.token} was not heard of for {lease.ttl_s:g} s: reverted by the dead-man.")
-        if lease.touched:  # else nothing runs the trial, and a restart would only cost service
-            self.unit.stop()
+        if lease.touched or self.unit.settled:  # else it runs what it ran, and a restart would only cost service
+            self.unit.stop(lease.token)
             self.unit.start()
         self._run_hook(lease.on_expiry, "reverted")
 

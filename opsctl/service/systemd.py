@@ -35,6 +35,11 @@ _WRITE = 'set -e; mkdir -p "$1"; umask "$3"; cat >"$1/.opsctl.$$"; sync "$1/.ops
 SCRIPTS = (_LEFTOVERS, _PIDS, _OWED, _EMPTY, _REMOVE, _READABLE, _WRITE)
 """Whatever shell text this file sends to a node (see ``gate.py``)."""
 
+# The start that is told to stop is written down before, where a monitor looks whether an end was ordered.
+_STOP = (
+    'mkdir -p "$1" && systemctl "$2" show -p InvocationID --value "$3" >"$1/ordered"; exec systemctl "$2" --no-block stop "$3"'
+)
+
 
 class Node(Protocol):
     """Where commands run: ``monitors.remote.Remote``."""
@@ -185,6 +190,7 @@ class SystemdService:
         self._systemctl("--no-block", "start", self._unit)
 
     def begin_stop(self) -> None:
+        self._deadman.touch()
         self._systemctl("--no-block", "stop", self._unit)
 
     # The change and its dead-man.

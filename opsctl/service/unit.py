@@ -60,13 +60,17 @@ class Unit:
         if not self.record.main_pid and not self._vanish_by:
             self._spawn()
 
-    def stop(self) -> None:
+    def stop(self, by: str = "") -> None:
+        """``by``: the rollout whose dead-man wants it. What stops is written down before it can be seen to."""
         self._want_up = False
         if self.record.main_pid and not self._stopping:
             self._stopping = True
+            self.record.ordered, self.record.ordered_by = self.record.invocation_id, by
+            self._say("Stopping.")
             self._stop_by = self._clock() + self._service.stop_s
             self._start_by = self._watchdog_by = 0.0
             self.record.state = State.deactivating
+            self._save()
             child.kill([self.record.main_pid], signal.SIGTERM)
         elif self._restart_at:
             self._restart_at = 0.0

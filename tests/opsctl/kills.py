@@ -76,7 +76,10 @@ class Kills:
             ended = side(self.site, flag)
             return ended in ("new", "old")
 
-        wait_until(one_side, self._deadline_s, f"one side ({self.told})")
+        try:
+            wait_until(one_side, self._deadline_s)
+        except AssertionError:
+            raise AssertionError(f"after {self._deadline_s} s: {ended} ({self.told})") from None
         wait_until(self.site.answers, self._deadline_s, f"an answer ({self.told})")
         self._close()
         ended = side(self.site, flag)

@@ -310,6 +310,15 @@ def test_a_lease_that_ends_before_anything_was_changed_costs_no_restart_and_stil
     assert service.snapshot().invocation_id == first and service.snapshot().state is State.active
 
 
+def test_a_lease_that_ends_while_the_service_is_stopped_for_a_revert_starts_it_again(make: Make) -> None:
+    service = make()
+    first = start(service)
+    service.arm(Lease("t", 1.0))  # a second lease of the same rollout: the trial has gone with the first
+    wait.stop([service], WAITER, 30)
+    wait_until(lambda: service.lease_token() == "" and service.snapshot().state is State.active, what="the dead-man")
+    assert service.snapshot().invocation_id != first
+
+
 def test_a_file_is_mounted_over_another_for_the_service_alone(make: Make, tmp_path: Path) -> None:
     service = make()
     if isinstance(service, ContainerService):
