@@ -88,6 +88,7 @@ class Watch:
         self._sample = Sample(0.0, None, None)
         self._suspicion: dict[str, Any] | None = None
         self._gaps: dict[str, float] = {}
+        self._planned: tuple[str, str] | None = None  # the end that was told of last as a planned one
         self._loading_since: float | None = None
         self._overdue = False
         self.status: dict[str, Any] = {"deployment": deployment.name, "state": State.unknown.value}
@@ -122,12 +123,12 @@ class Watch:
         self._boot_deadline(judgement, look.sample.mono_s)
         self._suspect(judgement, previous, look)
         before = self._book
-        self._book, decision = incidents.decide(before, judgement, look.sample, time.time())
-        holder = planned.lease(self.deployment, self._lookout.remotes) if decision is Decision.declare_crash else ""
-        if holder:  # the rollout proves, reverts and pages by itself
+        self._book, decision = incidents.decide(before, judgement, look.sample, time.time(), look.ending.cause)
+        if judgement.state not in (State.ended, State.unknown):
+            self._planned = None
+        if decision is Decision.declare_crash and self._was_planned(look):
             self._book, decision = before, Decision.none
-            self._emit("planned_end", text=holder)
-        if decision in (Decision.ended, Decision.restarted) and before.open is not None:
+        if decision in (Decision.ended, Decision.restarted, Decision.declare_crash) and before.open is not None:
             self._died = self._died or (self._for is not None and before.open.key == self._for.key)
         if decision is not Decision.none:
             self._act(decision, judgement, look)
@@ -167,11 +168,22 @@ class Watch:
             }
             self._capture("wedge", bundle.budget(self.deployment, judgement.quiet_s), seen)
         elif decision is Decision.declare_crash:
-            self._emit("crash_declared", ends=len(self._book.ends), notices=[notice.text for notice in look.notices][:5])
-            self._capture("crash", _CRASH_BUDGET_S, {"state": judgement.state.value, "ended": True, "ends": len(self._book.ends)})
+            self._emit("crash_declared", ends=self._book.row, notices=[notice.text for notice in look.notices][:5])
+            self._capture("crash", _CRASH_BUDGET_S, {"state": judgement.state.value, "ended": True, "ends": self._book.row})
         else:
             self._emit(decision.value, quiet_s=round(judgement.quiet_s, 2))
             self._owe(self._pager.over(self._book, decision))
+
+    def _was_planned(self, look: Look) -> bool:
+        """Whether an end was ordered, which is told once and pages nobody: a rollout proves, reverts and pages by itself."""
+        order = look.ending.order
+        found = planned.end(self.deployment, self._lookout.remotes, look.sample.invocation)
+        if found is None and order is not None:
+            found = planned.Planned("planned_end", f"it was told to stop: {order.text[:160]}")
+        if found is not None and (found.event, look.sample.invocation) != self._planned:
+            self._emit(found.event, text=found.text)
+        self._planned = (found.event, look.sample.invocation) if found is not None else None
+        return found is not None
 
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], *, goes_on: bool = False) -> None:
         """Take the evidence beside the watch. ``goes_on``: of a server that is not stalled, and answers all the while."""
