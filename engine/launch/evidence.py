@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 import sys
@@ -23,11 +24,22 @@ def save(folder: Path, pids: Mapping[int, int], boxes: Mapping[int, Path], *, li
         return [f"{folder}: {error.strerror}"]
     for rank, path in boxes.items():
         try:
-            shutil.copyfile(path, folder / f"rank-{rank}.box")
+            _keep(path, folder / f"rank-{rank}.box")
         except OSError as error:
             missing.append(f"black box of rank {rank}: {error.strerror}")
     missing += _stacks(folder, pids, limit_s)
     return missing
+
+
+def _keep(path: Path, target: Path) -> None:
+    """A copy as it is now; on a full disk the file itself under a second name, which takes no room and ends as it will."""
+    try:
+        shutil.copyfile(path, target)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        target.hardlink_to(path)
 
 
 def _stacks(folder: Path, pids: Mapping[int, int], limit_s: float) -> list[str]:
