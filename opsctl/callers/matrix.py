@@ -84,7 +84,7 @@ def judge(caller: Caller, after: Answered, before: str, change: Agreed | None, *
     came_from = f", {before} before" if before else ""
     if change is not None and after.kind == change.to:
         must = remedy(before or caller.expect, after.kind, caller.remedy)
-        text = f"{name}: {after.kind}{came_from}, as agreed; review by {change.review_by}{how}"
+        text = f"{name}: {after.kind}{came_from}, as agreed; its client must {must}; review by {change.review_by}{how}"
         return Row(name, Outcome.passed, before, after.kind, text, must)
     if after.kind == caller.expect:
         return Row(name, Outcome.passed, before, after.kind, f"{name}: {after.kind}{came_from}, as expected{how}")

@@ -36,6 +36,7 @@ class Completion:
     fingerprint: str
     prompt_sha: str
     seconds: float
+    rid: str = ""
 
 
 class Api:
@@ -109,23 +110,22 @@ class Api:
         if found.why or found.status != 200:
             status = f"HTTP {found.status}: " if found.status not in (0, 200) else ""
             raise ApiError(f"POST {self.base}/v1/chat/completions: {status}{found.why}")
-        return Completion(found.text, found.finish, found.fingerprint, prompt_sha(body), found.seconds)
+        return Completion(found.text, found.finish, found.fingerprint, prompt_sha(body), found.seconds, found.rid)
 
     def ask(self, request: Mapping[str, Any], deadline_s: float) -> Reply:
         """Send a body of either route, whole or streamed, as it is but for the model, which is filled in where it names
         none. Whatever happens is in the reply."""
         route = "/v1/chat/completions" if "messages" in request else "/v1/completions"
-        start = time.monotonic()
+        start, rid = time.monotonic(), f"{OWN_RID}{secrets.token_hex(6)}"
         try:
             body = dict(request) if request.get("model") else {**request, "model": self.model()}
-            headers = {"X-Request-Id": f"{OWN_RID}{secrets.token_hex(6)}"}
             timeout = httpx.Timeout(deadline_s, connect=_SHORT_S)
-            with self._client.stream("POST", route, json=body, headers=headers, timeout=timeout) as response:
+            with self._client.stream("POST", route, json=body, headers={"X-Request-Id": rid}, timeout=timeout) as response:
                 if response.status_code == 200 and body.get("stream"):
                     found = reply.streamed(response.iter_lines())
-                    return dataclasses.replace(found, seconds=time.monotonic() - start)
+                    return dataclasses.replace(found, seconds=time.monotonic() - start, rid=rid)
                 content = response.read()
-                return reply.whole(response.status_code, content, time.monotonic() - start)
+                return dataclasses.replace(reply.whole(response.status_code, content, time.monotonic() - start), rid=rid)
         except httpx.HTTPError as error:
             return Reply(0, seconds=time.monotonic() - start, why=_why(error))
         except ApiError as error:

@@ -171,6 +171,8 @@ class Proof:
         if self._target.speaks_digest:
             mark = f"prompt_sha={answer.prompt_sha}"
             self._watch.until("the request's line in the log", lambda: self._logged(mark), _LOG_S)
+            # A proxy before the API may give its own request id, so the nonce's digest decides and the id is told.
+            data |= {"rid": answer.rid, "rid_logged": self._logged(f"rid={answer.rid} ")}
         elif before is None or after is None:
             return checks.inconclusive("completion", "answered, but there are no token counters to show that this server did it", **data)
         return checks.passed(

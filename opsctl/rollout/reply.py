@@ -23,6 +23,7 @@ class Reply:
     pieces: int = 0
     seconds: float = 0.0
     why: str = ""
+    rid: str = ""  # under which the request was sent
 
 
 def whole(status: int, body: bytes, seconds: float) -> Reply:
