@@ -76,3 +76,7 @@ fuzz: $(READY) ## 10,000 mutated log lines, metrics pages, stacks and case folde
 .PHONY: prove-rollout
 prove-rollout: $(READY) node-packages ## what can go wrong with a rollout, each for real on two systemd nodes
 	@$(BIN)/python -m tests.slow.prove_rollout $(ARGS)
+
+.PHONY: drills
+drills: setup ## every drill in auto mode, with the scoreboard
+	@$(BIN)/opsctl drill run --all $(ARGS)

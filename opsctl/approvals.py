@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from monitors import fleet
+from opsctl.pid import started
 
 
 class Request(msgspec.Struct):
@@ -33,7 +34,7 @@ class Request(msgspec.Struct):
     by: str = ""
 
     def waits(self, now_unix_s: float) -> bool:
-        return not self.answer and now_unix_s < self.until_unix_s and _started(self.pid) == self.pid_started
+        return not self.answer and now_unix_s < self.until_unix_s and started(self.pid) == self.pid_started
 
 
 class NoSuchRequest(ValueError):
@@ -66,7 +67,7 @@ class Approvals:
         if wait_s <= 0:
             return ""
         pid = os.getpid()
-        request = Request(secrets.token_hex(3), deployment, kind, what, getpass.getuser(), pid, _started(pid), self._now() + wait_s)
+        request = Request(secrets.token_hex(3), deployment, kind, what, getpass.getuser(), pid, started(pid), self._now() + wait_s)
         self._write(request)
         talk(f"    waits at most {wait_s:g} s for: opsctl approve {request.id}")
         until = time.monotonic() + wait_s
@@ -95,11 +96,3 @@ class Approvals:
         scratch = self._folder / f".{request.id}.new"
         scratch.write_bytes(msgspec.json.encode(request))
         scratch.replace(self._path(request.id))
-
-
-def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot (proc(5)), empty when there is none: a pid alone may be another's by now."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

@@ -1,19 +1,22 @@
 """Lifts what a drill armed when its opsctl is gone: a process of its own, which waits on a pipe that dies with opsctl.
 
-``python -m opsctl.drill.lifter FLEET DEPLOYMENT lift|end``: at the end of standard input all faults are lifted; ``end``
-also ends the services, which were started for the drill alone. The word ``done`` on standard input means: not needed.
+``python -m opsctl.drill.lifter FLEET DEPLOYMENT lift|end PID STARTED``: at the end of standard input all faults are lifted
+and the drill's monitor, process PID, is ended; ``end`` also ends the services, which were started for the drill alone. The
+word ``done`` on standard input means: not needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 
 from monitors import fleet
+from opsctl.pid import started
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.server import Deployed
 from opsctl.rollout import target
@@ -22,10 +25,12 @@ _TRY_S = 60.0
 
 
 @contextlib.contextmanager
-def guarded(fleet_path: str, deployment: str, what: str, env: Mapping[str, str]) -> Iterator[None]:
-    """While this is open, the death of this process in any way lifts the faults (and, with ``end``, ends the services)."""
-    process = subprocess.Popen([sys.executable, "-m", "opsctl.drill.lifter", fleet_path, deployment, what], stdin=subprocess.PIPE,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(env), start_new_session=True)  # fmt: skip
+def guarded(fleet_path: str, deployment: str, what: str, env: Mapping[str, str], monitor: int) -> Iterator[None]:
+    """While this is open, the death of this process in any way lifts the faults (and, with ``end``, ends the services).
+    ``monitor``: the pid of the drill's hang monitor."""
+    words = [fleet_path, deployment, what, str(monitor), started(monitor)]
+    process = subprocess.Popen([sys.executable, "-m", "opsctl.drill.lifter", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, env=dict(env), start_new_session=True)  # fmt: skip
     assert process.stdin is not None
     try:
         yield
@@ -59,9 +64,11 @@ def lift(fleet_path: str, deployment: str, env: Mapping[str, str], deadline_s: f
 
 
 def main(args: list[str]) -> int:
-    fleet_path, deployment, what = args
+    fleet_path, deployment, what, monitor, began = args
     if sys.stdin.buffer.read().strip() == b"done":
         return 0
+    if started(int(monitor)) == began:
+        os.kill(int(monitor), signal.SIGTERM)
     why = lift(fleet_path, deployment, os.environ, 5.0 if what == "end" else _TRY_S)
     if what == "end":
         for service in target.of(fleet.load(fleet_path).one(deployment), fleet_path, os.environ).managers:

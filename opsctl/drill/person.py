@@ -40,7 +40,7 @@ class Person:
                 if word == "h" and hints:
                     playing.score.hints += 1
                     playing.talk(f"        hint: {hints.pop(0)}")
-            return playing.traffic.last_good > playing.begun + seen
+            return playing.traffic.good_after(playing.begun + seen) is not None
 
         try:
             playing.until(over, self.deadline_s)

@@ -141,7 +141,7 @@ def play(playbook: Playbook, stage: Stage, responder: Responder, talk: Callable[
             raise StageError(f"the steady state does not hold: {check.name} {check.outcome}: {check.evidence}")
     traffic = Traffic(stage.deployment.api, drill.traffic)
     playing = Playing(playbook, stage, talk, score, traffic, deadlines)
-    with lifter.guarded(stage.fleet_path, stage.deployment.name, "end" if stage.own else "lift", stage.env):
+    with lifter.guarded(stage.fleet_path, stage.deployment.name, "end" if stage.own else "lift", stage.env, stage.watcher.process.pid):
         try:
             traffic.begin()
             time.sleep(moment(seed))
@@ -203,9 +203,9 @@ def _paged_for_nobody(playing: Playing) -> None:
 
 def _mitigated(playing: Playing) -> None:
     """A completion that came after the fault was seen, by whatever path."""
-    after = playing.begun + (playing.score.moments.detected or playing.score.moments.captured or 0.0)
-    if playing.until(lambda: playing.traffic.last_good > after, playing.deadlines.mitigate_s):
-        playing.stamp("mitigated", playing.traffic.last_good)
+    seen = playing.begun + (playing.score.moments.detected or playing.score.moments.captured or 0.0)
+    if playing.until(lambda: playing.traffic.good_after(seen), playing.deadlines.mitigate_s):
+        playing.stamp("mitigated", playing.traffic.good_after(seen))
 
 
 def _lift(playing: Playing) -> None:

@@ -101,10 +101,9 @@ class Traffic:
     def completed(self) -> int:
         return sum(loop.completed for loop in self.loops)
 
-    @property
-    def last_good(self) -> float:
-        """The monotonic second of the last turn that was completed."""
-        return max(loop.last_good for loop in self.loops)
+    def good_after(self, second: float) -> float | None:
+        """The monotonic second of the first turn that was completed after ``second``."""
+        return min((at for loop in self.loops for at in loop.good_at if at > second), default=None)
 
     def end(self) -> None:
         for loop in self.loops:

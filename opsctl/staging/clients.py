@@ -44,7 +44,7 @@ class AgentLoop:
     url: str
     completed: int = 0
     failed: int = 0
-    last_good: float = 0.0  # time.monotonic of the last completed turn
+    good_at: list[float] = field(default_factory=list)  # time.monotonic of each completed turn
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class AgentLoop:
             answer = ask(self.url, {"messages": messages, "max_tokens": 48, "temperature": 0, "ignore_eos": True}, timeout_s=120)
             if answer.status == 200:
                 self.completed += 1
-                self.last_good = time.monotonic()
+                self.good_at.append(time.monotonic())
                 messages.append({"role": "assistant", "content": answer.text})
                 messages = messages[-2 * _TURNS_KEPT :]
             else:
