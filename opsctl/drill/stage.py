@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from opsctl.playbooks.actions import Place
 from opsctl.playbooks.schema import Drill
 from opsctl.playbooks.server import Deployed
 from opsctl.staging.clients import CONSTRAINED, AgentLoop, ask
+from opsctl.staging.command import envelope
 from opsctl.staging.site import DEPLOYMENT, Layout, python_path_env, site
 from opsctl.staging.waiting import StageError, wait_for
 from opsctl.staging.watcher import Watcher
@@ -47,23 +47,9 @@ class Stage:
     changed: bool = False  # its configuration is not what it was booted with
 
     def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
-        """The JSON envelope of an opsctl command on this deployment. Raises StageError when there is none in time."""
-        command = [sys.executable, "-m", "opsctl.cli", *words, "--fleet", self.fleet_path, "--deployment", self.deployment.name, "--json"]
-        with (self.folder / "opsctl.log").open("a") as log:
-            log.write(f"$ opsctl {' '.join(words)}\n")
-            log.flush()
-            try:
-                done = subprocess.run(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
-                                      timeout=deadline_s, check=False)  # fmt: skip
-            except subprocess.TimeoutExpired as error:
-                raise StageError(f"opsctl {' '.join(words[:2])}: no end in {deadline_s:g} s; see {log.name}") from error
-        try:
-            envelope: dict[str, Any] = json.loads(done.stdout)
-        except ValueError as error:
-            raise StageError(
-                f"opsctl {' '.join(words[:2])}: exit code {done.returncode} and no JSON; see {self.folder}/opsctl.log"
-            ) from error
-        return envelope
+        """The JSON envelope of an opsctl command on this deployment. Raises StageError."""
+        where = ("--fleet", self.fleet_path, "--deployment", self.deployment.name)
+        return envelope((*words, *where), self.env, self.folder / "opsctl.log", deadline_s)
 
     def stopped_pid(self) -> str:
         """The pid of the process in state T among the services' own. Raises StageError when there is none."""

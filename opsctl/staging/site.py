@@ -21,6 +21,7 @@ import httpx
 
 from monitors import fleet
 from opsctl.rollout import target
+from opsctl.staging.command import envelope
 from opsctl.staging.pager import Pager
 from opsctl.staging.waiting import StageError, wait_for
 from opsctl.staging.watcher import Watcher
@@ -119,31 +120,9 @@ class Site:
         return f"http://127.0.0.1:{self.port}"
 
     def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
-        """Run an opsctl command as an operator would, and return its JSON envelope."""
-        command = [sys.executable, "-m", "opsctl.cli", *words, "--fleet", str(self.fleet), "--deployment", DEPLOYMENT, "--json"]
-        with (self.folder / "log" / "opsctl.log").open("a") as log:
-            log.write(f"$ opsctl {' '.join(words)}\n")
-            log.flush()
-            try:
-                done = subprocess.run(
-                    command,
-                    env=self.env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    timeout=deadline_s,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired as error:
-                raise StageError(f"opsctl {' '.join(words[:2])}: no end in {deadline_s:g} s; see {log.name}") from error
-        try:
-            envelope: dict[str, Any] = json.loads(done.stdout)
-        except ValueError as error:
-            raise StageError(
-                f"opsctl {' '.join(words[:2])}: exit code {done.returncode} and no JSON; see {self.folder}/log/opsctl.log"
-            ) from error
-        return envelope
+        """Run an opsctl command on this deployment, and return its JSON envelope. Raises StageError."""
+        where = ("--fleet", str(self.fleet), "--deployment", DEPLOYMENT)
+        return envelope((*words, *where), self.env, self.folder / "log" / "opsctl.log", deadline_s)
 
     def monitor(self) -> Watcher:
         command = [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(self.fleet), "--stall-s", str(self.layout.stall_s), "--json",
