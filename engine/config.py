@@ -20,6 +20,9 @@ from typing import Any, NoReturn, TypeVar
 
 _T = TypeVar("_T")
 
+CPU_POOL_TOKENS = 32768
+"""The KV pool on a CPU where no flag says otherwise."""
+
 
 class ConfigError(ValueError):
     """A setting that cannot be used. The text names the flag, what was wrong and what would do."""
@@ -83,8 +86,18 @@ class SchedulerSettings:
 @dataclass(frozen=True)
 class CacheSettings:
     page_size: int = _flag(16, "--page-size", "tokens in a KV page", unit="tokens")
-    max_total_tokens: int = _flag(0, "--max-total-tokens", "tokens in the KV pool; 0: from the memory at hand", unit="tokens")
-    mem_fraction: float = _flag(0.0, "--mem-fraction-static", "share of memory for weights and KV pool; 0: 0.85 on CUDA, 0.25 on a CPU")
+    max_total_tokens: int = _flag(
+        0,
+        "--max-total-tokens",
+        f"tokens in the KV pool; 0: on CUDA what --mem-fraction-static leaves, on a CPU {CPU_POOL_TOKENS}, so that one deployment has one "
+        "pool on every machine and leaves memory to its neighbours (less where all running requests cannot fill it)",
+        unit="tokens",
+    )
+    mem_fraction: float = _flag(
+        0.0,
+        "--mem-fraction-static",
+        "share of memory for weights and KV pool; 0: 0.85 on CUDA; on a CPU, where it is a share of all the machine's memory, none",
+    )
     disable_radix_cache: bool = _flag(False, "--disable-radix-cache", "do not reuse the KV of common prefixes")
 
 

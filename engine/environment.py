@@ -45,7 +45,7 @@ BETWEEN_PROCESSES = (
     Variable("LASTBATCH_SOCKETS", "folder of the ZMQ sockets"),
     Variable("LASTBATCH_RUN_DIR", "folder of the black boxes"),
     Variable("LASTBATCH_MODEL_FOLDER", "the model's folder"),
-    Variable("LASTBATCH_CONTROL_FD", "descriptor on which the launcher speaks to the rank"),
+    Variable("LASTBATCH_CONTROL_FD", "descriptor on which the launcher speaks to the process"),
     Variable("LASTBATCH_KEYS_FD", "descriptor on which the API process is handed the keys, so that no environment holds them"),
     Variable("LASTBATCH_READY_FD", "descriptor on which the process says that it is ready"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 
 
@@ -26,8 +28,7 @@ class KVPool:
         self.dtype = dtype
         shape = (layers, pages * page_size, kv_heads_local, head_dim)
         self.layer_bytes = shape[1] * shape[2] * shape[3] * dtype.itemsize
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys, self._values = (_zeros(shape, self.layer_bytes * layers, dtype, torch.device(device)) for _ in range(2))
         self.keys: tuple[torch.Tensor, ...] = tuple(self._keys.unbind(0))
         self.values: tuple[torch.Tensor, ...] = tuple(self._values.unbind(0))
 
@@ -35,3 +36,11 @@ class KVPool:
     def bytes_per_page(layers: int, page_size: int, kv_heads_local: int, head_dim: int, dtype: torch.dtype) -> int:
         """Bytes that one page takes on one rank, keys and values of all layers."""
         return 2 * layers * page_size * kv_heads_local * head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], size_bytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``torch.zeros`` writes every byte, which takes a second for 400 MB and makes all of it resident."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

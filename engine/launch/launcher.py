@@ -43,6 +43,7 @@ _log = logging.getLogger("engine.launcher")
 _TICK_S = 0.1
 _STACKS_S = 10.0
 _STOP_S = 15.0
+_SAY_S = 5.0
 _LAST_WORDS_S = 6.0  # a little more than the API process takes at most to tell its clients
 _EXTEND_S = 30.0
 _STILL_S = 8.0
@@ -71,6 +72,7 @@ class Launcher:
 
     def __init__(self, settings: Settings, model: Path, env: Mapping[str, str]) -> None:
         self._settings = settings
+        self._threads = settings.parallel.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // len(settings.local_ranks))
         self._model = model
         self._keys = keys.take(env)
         self._env = env
@@ -117,6 +119,8 @@ class Launcher:
 
     def _start(self) -> None:
         settings = self._settings
+        ranks = ", ".join(map(str, settings.local_ranks))
+        _log.info("Starting rank %s with %s, configuration %s", ranks, self._model.name, settings.digest[:12])
         env = base_environment(settings, self._model, self._place.sockets, self._run_dir, self._invocation, self._env)
         if settings.parallel.nnodes > 1:
             if not settings.parallel.group_token_file and not _is_local(settings.parallel.dist_init_addr):
@@ -127,15 +131,15 @@ class Launcher:
             handed = keys.hand_over(self._keys)
             self._family.spawn("API process", "engine.server.main", {**env, "LASTBATCH_KEYS_FD": str(handed)}, handed=handed)
             self._keys = {}
-        threads = settings.parallel.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // len(settings.local_ranks))
         for rank in settings.local_ranks:
             its = faults.settings_of(rank, settings) if settings.launch.enable_faults else settings
-            self._family.spawn(f"rank {rank}", "engine.scheduler.process", rank_environment(its, rank, env, threads), rank)
+            self._family.spawn(f"rank {rank}", "engine.scheduler.process", rank_environment(its, rank, env, self._threads), rank)
         self._describe()
 
     def _boot(self) -> End | None:
         """Wait until everything is ready; None when it is."""
-        until = time.monotonic() + self._settings.launch.boot_timeout_s
+        begun = said = time.monotonic()
+        until = begun + self._settings.launch.boot_timeout_s
         extended = 0.0
         while not (self._family.ready and self._all_seen() and self._node_0_ready()):
             end = self._ended()
@@ -147,14 +151,39 @@ class Launcher:
             if now - extended > _EXTEND_S / 3:
                 extended = now
                 self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", "STATUS=loading")
+            if now - said > _SAY_S:
+                said = now
+                _log.info("Starting for %.0f s: %s", now - begun, self._awaited())
             time.sleep(_TICK_S)
         self._booted = True
         if isinstance(self._link, relay.Hub):
             self._link.ready = True
         self._describe()
         self._notifier.send("READY=1", f"STATUS=serving, configuration {self._settings.digest[:12]}")
-        _log.info("Ready: configuration %s, invocation %s", self._settings.digest[:12], self._invocation[:8])
+        _log.info("Ready: configuration %s, invocation %s%s, run directory %s", self._settings.digest[:12], self._invocation[:8],
+                  self._served(), self._run_dir)  # fmt: skip
         return None
+
+    def _served(self) -> str:
+        """What is served, where and with how much, as rank 0 and the API process of this node have said."""
+        said = {child.rank: child.said.decode(errors="replace") for child in self._family.children}
+        if 0 not in said:
+            return ""
+        facts = json.loads(said[0])
+        _, host, port = said[None].split()
+        return (f", http://{f'[{host}]' if ':' in host else host}:{port}, {self._model.name}, {facts['device']}, {facts['dtype']}, "
+                f"tp {self._settings.parallel.tp}, {self._threads} threads a rank, context {facts['context']} tokens, "
+                f"KV pool {facts['pool_tokens']} tokens ({facts['pool_bytes'] / 1e9:.2f} GB a rank)")  # fmt: skip
+
+    def _awaited(self) -> str:
+        """What is not ready yet, in words."""
+        boxes = self._boxes()
+        waits = [child for child in self._family.children if child.rank in (None, 0) and not child.is_ready]
+        waits += [child for child in self._family.children if child.rank and child.rank not in boxes]
+        said = [f"{child.name} " + ("has not answered" if child.rank is None
+                                    else f"is in phase {boxes[child.rank].host.phase.name}" if child.rank in boxes
+                                    else "loads Python and PyTorch") for child in waits]  # fmt: skip
+        return "; ".join(said) or "waiting for the other nodes"
 
     def _all_seen(self) -> bool:
         """Every rank that this node answers for has a black box here: on node 0 those of the other nodes too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_log = logging.getLogger("engine.native")
 _SOURCES = Path(__file__).parent
 _COMPILE_TIMEOUT_S = 120.0
 _BASE_FLAGS = ("-O3", "-fPIC", "-shared", "-std=gnu11", "-Wall", "-Wno-psabi", "-Werror=implicit-function-declaration")
@@ -128,6 +130,7 @@ def _compiler(env: Mapping[str, str]) -> str | None:
 
 def _compile(compiler: str, source: _Source, flags: Sequence[str], path: Path) -> str:
     """Compile to ``path``; the reason if that fails."""
+    _log.info("Compiling %s (once; it is kept in %s)", source.files[0], path.parent)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         done = subprocess.run([compiler, *flags, "-o", str(scratch), str(_SOURCES / source.files[0]), "-lm"],

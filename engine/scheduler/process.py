@@ -26,6 +26,7 @@ from engine.config import ConfigError, Settings
 from engine.exec.device import Device, open_device
 from engine.exec.executor import Executor
 from engine.exec.kv import KVPool
+from engine.exec.pool_size import pool_pages
 from engine.faults import Faults
 from engine.grammar.trial import Compiler, Trials
 from engine.messages import RankInfo, Ready
@@ -77,10 +78,12 @@ class RankProcess:
             faults = self._faults
             group.intercept = lambda _kind, tensor: faults.collective(tensor)
         begun = time.monotonic()
+        _log.info("Loading %s on %s", place.model.name, device.torch_device)
         model = load_model(place.model, dtype=_dtype(settings, place.model), group=group, device=device.torch_device)
         _log.info("Loaded %s in %.1f s", place.model.name, time.monotonic() - begun)
         info = RankInfo(place.rank, 0, 0, place.rank, 0, settings.parallel.node_rank, os.getpid(), settings.digest)
-        hello = Hello(info, _pages(settings, model, _dtype(settings, place.model), device), _paths(model, group))
+        page_bytes = _page_bytes(settings, model, _dtype(settings, place.model))
+        hello = Hello(info, _pages(settings, model, page_bytes, device), _paths(model, group))
         if hub is None:
             self._follow(where, hello, model, group, device)
         else:
@@ -91,8 +94,12 @@ class RankProcess:
 
     def _executor(self, model: Model, group: Group, device: Device, pages: int, grammar: GrammarBackend | None) -> Executor:
         settings, config = self._settings, model.config
+        dtype = _dtype(settings, self._place.model)
+        size = pages * _page_bytes(settings, model, dtype)
+        _log.info("KV pool: %d tokens in %d pages, %.2f GB%s", pages * settings.cache.page_size, pages, size / 1e9,
+                  "" if device.torch_device.type == "cuda" else ", taken from the system as it fills")  # fmt: skip
         kv = KVPool(config.layers, pages, settings.cache.page_size, len(model.shard.kv_heads), config.head_dim,
-                    _dtype(settings, self._place.model), device.torch_device)  # fmt: skip
+                    dtype, device.torch_device)  # fmt: skip
         loop = OverlapLoop.name if settings.overlaps(self._place.device_kind) else SequentialLoop.name
         return Executor(model=model, kv=kv, group=group, device=device, box=self._box, eos_ids=config.eos_ids,
                         new_drafter=_drafters(settings), grammar=grammar, grammar_step_s=settings.grammar.step_budget_ms / 1000, loop=loop,
@@ -114,6 +121,7 @@ class RankProcess:
         hub.send(Begin(pages))
         grammar = None
         if settings.grammar.backend != "none":
+            _log.info("Loading the grammar backend %s", settings.grammar.backend)
             from engine.grammar.backends import open_backend  # with xgrammar, which a server without grammars does not load
 
             grammar = open_backend(settings.grammar.backend, tokenizer_folder=self._place.model, vocab_size=config.vocab,
@@ -121,11 +129,18 @@ class RankProcess:
                                    max_whitespace=settings.grammar.max_whitespace, trials=self._trials)  # fmt: skip
         runner = GroupRunner(hub, self._executor(model, group, device, pages, grammar))
         context = settings.model.context_length or config.context
+        dtype = _dtype(settings, self._place.model)
+        if pages * settings.cache.page_size < context:
+            _log.warning("The KV pool holds %d tokens, less than the context's %d: no request may be longer (--max-total-tokens)",
+                         pages * settings.cache.page_size, context)  # fmt: skip
         service = Service(self._place, self._context, self._box, runner, hub, grammar, self._faults, pages=pages, context_length=context)
         service.warm_up(Tokenizer.load(self._place.model).encode("The quick brown fox jumps over the lazy dog."))
         service.open(Ready(context_length=context, vocab_size=config.vocab, eos_ids=list(config.eos_ids),
                            pool_tokens=pages * settings.cache.page_size, ranks=[hello.info, *(one.info for one in others)],
-                           paths={**hello.paths, "loop": service.loop_name}))  # fmt: skip
+                           paths={**hello.paths, "loop": service.loop_name}),
+                     {"device": device.torch_device.type, "dtype": str(dtype).removeprefix("torch."), "context": context,
+                      "pool_tokens": pages * settings.cache.page_size,
+                      "pool_bytes": pages * _page_bytes(settings, model, dtype)})  # fmt: skip
         service.serve()
         hub.stop()
         if grammar is not None:
@@ -140,21 +155,23 @@ def _dtype(settings: Settings, folder: Path) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def _pages(settings: Settings, model: Model, dtype: torch.dtype, device: Device) -> int:
-    """KV pages that this rank has memory for, or that the settings ask for."""
-    size = settings.cache.page_size
-    if settings.cache.max_total_tokens:
-        return settings.cache.max_total_tokens // size
+def _page_bytes(settings: Settings, model: Model, dtype: torch.dtype) -> int:
     config = model.config
-    each = KVPool.bytes_per_page(config.layers, size, len(model.shard.kv_heads), config.head_dim, dtype)
+    return KVPool.bytes_per_page(config.layers, settings.cache.page_size, len(model.shard.kv_heads), config.head_dim, dtype)
+
+
+def _pages(settings: Settings, model: Model, page_bytes: int, device: Device) -> int:
+    """KV pages that this rank has memory for, or that the settings ask for."""
+    left: int | None = None
+    machine: int | None = None
     if device.torch_device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device.torch_device)
-        budget = free - total * (1 - (settings.cache.mem_fraction or 0.85))
+        left = int(free - total * (1 - (settings.cache.mem_fraction or 0.85)))
     else:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        budget = memory * (settings.cache.mem_fraction or 0.25) / len(settings.local_ranks)
-    useful = settings.scheduler.max_running_requests * (settings.model.context_length or config.context) // size
-    return max(2, min(int(budget // each), useful))
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(settings.local_ranks)
+        left = int(machine * settings.cache.mem_fraction) if settings.cache.mem_fraction else None
+    useful = settings.scheduler.max_running_requests * (settings.model.context_length or model.config.context)
+    return pool_pages(settings.cache, useful_tokens=useful, page_bytes=page_bytes, left_bytes=left, machine_bytes=machine)
 
 
 def _paths(model: Model, group: Group) -> dict[str, str]:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import zmq
@@ -107,8 +107,8 @@ class Service:
         self._warming = False
         self._send_outputs = self._answer
 
-    def open(self, ready: Ready) -> None:
-        """Let requests in."""
+    def open(self, ready: Ready, said: Mapping[str, object]) -> None:
+        """Let requests in. ``said``: what the launcher puts into the line that says so."""
         if self._faults is not None and "boot.hang" in self._faults:
             self._box.enter(Phase.load)
             threading.Event().wait()
@@ -118,7 +118,7 @@ class Service:
         if self._faults is not None:
             self._faults.ready = True
         self._post(ready)
-        os.write(self._place.ready, (json.dumps({"ready": True, "pool_tokens": ready.pool_tokens}) + "\n").encode())
+        os.write(self._place.ready, (json.dumps(said) + "\n").encode())
         _log.info("The server is fired up and ready to roll!")
 
     def serve(self) -> None:

@@ -155,6 +155,11 @@ def test_ready_is_said_to_the_service_manager_after_the_warm_up_and_watchdog_whi
         assert said.index("READY=1") < said.index("WATCHDOG=1")
         assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in said[: said.index("READY=1")])
         assert served.text().index("Warm-up plain done") < served.text().index("Ready: configuration")
+        line = next(line for line in served.text().splitlines() if "Ready: configuration" in line)
+        port = served.described["port"]
+        for part in (f"http://127.0.0.1:{port}, ", " cpu, float32, tp 1, ", "context 1024 tokens", "KV pool 32768 tokens (0.02 GB a rank)",
+                     f"run directory {served.run_dir}"):  # fmt: skip
+            assert part in line, line
         os.kill(served.rank_pid(0), 0)
     manager.close()
 
