@@ -15,6 +15,8 @@
     --no-stream          a stream is cut off before its end
     --most-prompt N      a prompt of more characters is answered 500
     --slow-s S           every answer takes so long
+    --speaks sglang      it tells what SGLang tells: its counters and settings, no line of a request, no digest, no box
+    --hides FLAG         as SGLang: it runs another value of this flag than it was given
     --deaf               healthy, and no completion is ever answered
     --split-rank N       rank N runs with another configuration
     --no-box N           rank N keeps no black box
@@ -64,8 +66,13 @@ def troubles(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--text-for", default="\0")
     parser.add_argument("--most-prompt", type=int, default=1 << 30)
     parser.add_argument("--slow-s", type=float, default=0.0)
+    parser.add_argument("--speaks", default="lastbatch")
+    parser.add_argument("--hides", default="")
     parser.add_argument("--poison", default="")
     parser.add_argument("--dies-of", default="")
+    if any(word.startswith("--help") for word in args):
+        print(parser.format_help(), *(option.flag for option in config.options()), sep="\n")
+        sys.exit(0)
     return parser.parse_known_args(args)
 
 
@@ -106,7 +113,10 @@ class Served:
         sha = hashlib.sha256(prompt.encode()).hexdigest()[:8]
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         rid = rid or f"r{number}"
-        print(f"[{now}] req rid={rid} caller={caller} shape={shape} prompt_sha={sha} status={status} in=5 out=7 finish=stop", flush=True)
+        if trouble.speaks == "lastbatch":
+            print(
+                f"[{now}] req rid={rid} caller={caller} shape={shape} prompt_sha={sha} status={status} in=5 out=7 finish=stop", flush=True
+            )
         if refused:
             return 400, {"error": {"message": GRAMMAR_OFF, "type": "invalid_request_error", "param": None, "code": "grammar_disabled"}}
         if status == 500:
@@ -120,7 +130,7 @@ class Served:
             message = {"role": "assistant", "content": None, "tool_calls": [call]}
         return 200, {
             "id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": "contract",
-            "system_fingerprint": f"lb-{self.settings.digest[:12]}-{INVOCATION[:8]}",
+            "system_fingerprint": f"lb-{self.settings.digest[:12]}-{INVOCATION[:8]}" if trouble.speaks == "lastbatch" else None,
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
         }  # fmt: skip
@@ -134,6 +144,9 @@ class Served:
         return text[::-1] if self.trouble.scrambled else text
 
     def info(self) -> dict[str, Any]:
+        if self.trouble.speaks == "sglang":
+            flat = {name: value for values in self.settings.declared().values() for name, value in values.items()}
+            return {**flat, "port": self.settings.server.port, **({self.trouble.hides: "another"} if self.trouble.hides else {})}
         ranks = [{"rank": rank, "dp": 0, "pp": 0, "tp": rank, "ep": 0, "node": self.settings.node_of(rank), "pid": os.getpid(),
                   "config_digest": self.settings.digest} for rank in range(self.settings.parallel.tp)]  # fmt: skip
         return {"version": "0", "config": self.settings.declared(), "config_digest": self.settings.digest, "invocation_id": INVOCATION,
@@ -167,7 +180,9 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/server_info":
             self._json(200, self.served.info())
         elif self.path == "/metrics":
-            self._text(200, f'lastbatch:generation_tokens_total{{rank="0"}} {self.served.tokens}\n')
+            name, tokens = self.served.trouble.speaks, self.served.tokens
+            gauges = f"{name}:num_running_reqs 0\n{name}:num_queue_reqs 0\n" if name != "lastbatch" else ""
+            self._text(200, f'{gauges}{name}:generation_tokens_total{{rank="0"}} {tokens}\n')
         else:
             self._json(404, {})
 
@@ -228,7 +243,8 @@ def serve(args: list[str]) -> int:
         Path(trouble.poison).touch()
     if trouble.fail_at_boot or trouble.poison or (trouble.dies_of and Path(trouble.dies_of).exists()):
         raise RuntimeError("the weights do not fit")
-    write_boxes(settings, trouble)
+    if trouble.speaks == "lastbatch":
+        write_boxes(settings, trouble)
     if trouble.never_ready:
         time.sleep(3600)
     if settings.parallel.node_rank:

@@ -81,8 +81,10 @@ class Ran:
 class Site:
     """``nodes`` services form one tensor-parallel group of as many ranks; ``fleet`` is more of the fleet file."""
 
-    def __init__(self, folder: Path, *, nodes: int = 1, args: Sequence[str] = (), definition: str = "", fleet: str = "") -> None:
-        self.folder, self.nodes, self.fleet = folder, nodes, fleet
+    def __init__(
+        self, folder: Path, *, nodes: int = 1, args: Sequence[str] = (), definition: str = "", fleet: str = "", engine: str = "lastbatch"
+    ) -> None:
+        self.folder, self.nodes, self.fleet, self.engine = folder, nodes, fleet, engine
         self.port = free_port()
         self.pages = Pages()
         self.names = [f"node{rank}" for rank in range(nodes)]
@@ -107,7 +109,7 @@ class Site:
         for rank, name in enumerate(self.names):
             services += f"[[deployment.d.node.service]]\nunit = '{name}'\nranks = [{rank}]\nlog = 'log/{name}.log'\n"
         (self.folder / "fleet.toml").write_text(
-            f"[deployment.d]\nengine = 'lastbatch'\napi = 'http://127.0.0.1:{self.port}'\nservice = 'embedded'\nstable_s = 0.3\n"
+            f"[deployment.d]\nengine = '{self.engine}'\napi = 'http://127.0.0.1:{self.port}'\nservice = 'embedded'\nstable_s = 0.3\n"
             f"[[deployment.d.node]]\nname = 'a'\n{services}{self.fleet}\n[page]\nurls = ['{page_url or self.pages.url}']\n"
         )
 
