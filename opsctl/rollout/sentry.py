@@ -12,25 +12,26 @@ from typing import Any
 
 from monitors.daemon import Options, Watch
 from monitors.fleet import Capture, Deployment, Fleet, Node, OnWedge
-from monitors.judge.progress import Limits
+from monitors.judge.progress import Limits, State
 from monitors.judge.verdict import Class
 
 _TURN_S = 0.5
 _CLOSE_S = 15.0
+_SIGHT_S = 10.0  # how long a server may take to show that it can be judged
 
 
 class Sentry:
     """Watches from a thread of its own until ``close``. ``run_dirs``: the services of the group (by the name that their
     service manager gives them) and where their black boxes are; ``bundles``: where evidence goes."""
 
-    def __init__(self, deployment: Deployment, run_dirs: Mapping[str, str], bundles: Path, *, limits: Limits | None = None) -> None:
+    def __init__(self, deployment: Deployment, run_dirs: Mapping[str, str], bundles: Path, *, limits: Limits | None = None,
+                 sight_s: float = _SIGHT_S) -> None:  # fmt: skip
         nodes = tuple(kept for node in deployment.node if (kept := _of_group(node, run_dirs)).service)
         watched = deployment.model_copy(update={"node": nodes, "on_wedge": OnWedge()})
         self._state = tempfile.TemporaryDirectory(prefix="opsctl-soak-")
         self._events: list[dict[str, Any]] = []
-        self._states: set[str] = set()
         self._error = ""
-        self._stop, self._looked = threading.Event(), threading.Event()
+        self._stop, self._sees, self._sight_s = threading.Event(), threading.Event(), sight_s
         options = Options(limits=limits or Limits(), state_dir=Path(self._state.name), bundle_root=bundles)
         quiet = Fleet(deployment={watched.name: watched}, capture=Capture(archive=False))
         self._watch = Watch(quiet, watched, options, self._events.append)
@@ -40,8 +41,8 @@ class Sentry:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._states.add(self._watch.turn().state.value)
-                self._looked.set()
+                if self._watch.turn().state is not State.unknown:
+                    self._sees.set()
                 self._stop.wait(_TURN_S)
         except Exception as error:  # the monitor's own failure is said; it is no failure of the server
             self._error = f"{type(error).__name__}: {error}"
@@ -63,10 +64,10 @@ class Sentry:
 
     def blind(self) -> str:
         """Why the monitor has seen nothing that it could judge; empty when it has."""
-        self._looked.wait(_CLOSE_S)  # a window may be shorter than the first look
+        self._sees.wait(self._sight_s)  # a window may be shorter than the first looks, whose metrics come later
         if self._error:
             return f"the hang monitor failed: {self._error}"
-        if self._states <= {"unknown"}:
+        if not self._sees.is_set():
             gaps = "; ".join(self._watch.status.get("gaps", ())) or "nothing speaks of progress"
             return f"the hang monitor could see nothing: {gaps}"
         return ""

@@ -74,6 +74,8 @@ def test_a_never_live_shape_is_sent_by_nobody_and_judged_by_what_flags_tell(make
     assert unknown.code == 3, unknown.err
     assert check(unknown, "callers")["outcome"] == "inconclusive"
     assert "cannot be known" in check(unknown, "callers")["evidence"]
+    lines = "\n".join(line.text for line in site.services[0].log(site.services[0].snapshot().invocation_id))
+    assert "shape=text" in lines and "shape=json" not in lines  # nor does the proof of a revert send it
 
 
 def test_an_agreed_change_whose_review_is_past_pages(make_site: MakeSite) -> None:

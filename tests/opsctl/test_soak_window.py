@@ -55,7 +55,7 @@ def test_a_monitor_that_sees_nothing_has_not_seen_that_all_is_well(tmp_path: Pat
         run_dir, log = tmp_path / "none", tmp_path / "none.log"
 
     with web({}) as server:
-        sentry = Sentry(small_fleet(Nothing(), server.url).one(), {"small-a": ""}, tmp_path)  # type: ignore[arg-type]
+        sentry = Sentry(small_fleet(Nothing(), server.url).one(), {"small-a": ""}, tmp_path, sight_s=1.0)  # type: ignore[arg-type]
         try:
             found = window(0.1, sentry)
         finally:
