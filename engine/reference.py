@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from engine import blackbox, config, environment, faults
 from engine.server.app import HEALTH_ROUTES, ROUTES
 from engine.server.metrics import METRICS, STATES
+from engine.server.protocol import WITHOUT_EFFECT
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ def routes() -> Table:
     return Table("Routes", intro, ("route", "methods", "key", "what it is for"), rows)
 
 
+def parameters() -> Table:
+    rows = tuple((_code(name), reason) for name, reason in WITHOUT_EFFECT)
+    intro = (
+        "An unknown parameter is refused by its name, for one that is silently ignored is a wrong answer that nobody notices. These of "
+        "OpenAI's are taken, and change nothing. `reasoning_effort` is handed to the chat template, and does what that makes of it."
+    )
+    return Table("Parameters without effect", intro, ("parameter", "why"), rows)
+
+
 def health_routes() -> Table:
     rows = tuple((_code(route), meaning) for route, meaning in HEALTH_ROUTES)
     return Table("Health routes", "None of them needs a key.", ("route", "meaning"), rows)
@@ -122,6 +132,7 @@ SECTIONS: tuple[Callable[[], Table], ...] = (
     flags,
     variables,
     routes,
+    parameters,
     health_routes,
     metrics,
     fault_points,

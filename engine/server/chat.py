@@ -41,7 +41,7 @@ async def admit(service: Service, body: bytes, record: Record) -> Job:
     _check_chat(service, request, grammar)
     record.prompt_sha = prompt_sha(_named_text(request.messages))
     check_room(service, request, 1)
-    text, ids = await prompt_of(service, request.messages, _shown_tools(request), request.chat_template_kwargs)
+    text, ids = await prompt_of(service, request.messages, _shown_tools(request), _variables(request))
     record.prompt_tokens = len(ids)
     top = request.top_logprobs or 0
     limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
@@ -102,6 +102,12 @@ def _named_text(messages: Sequence[Message]) -> str:
     return (users or messages)[-1].text()
 
 
+def _variables(request: ChatRequest) -> dict[str, Any]:
+    """What the template may read beside messages and tools; most read no effort."""
+    effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+    return effort | (request.chat_template_kwargs or {})
+
+
 def _shown_tools(request: ChatRequest) -> list[Tool] | None:
     return None if request.tool_choice == "none" else request.tools
 
@@ -114,8 +120,6 @@ def _check_chat(service: Service, request: ChatRequest, grammar: Grammar | None)
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(request, name) == 0:
             raise bad(f"{name}: must be at least 1", param=name)
-    if request.parallel_tool_calls is not None and not request.tools:
-        raise bad("parallel_tool_calls: only with tools", param="parallel_tool_calls")
     free = _shown_tools(request) and grammar is None
     if free and service.settings.model.tool_call_parser == "none":
         text = "tool_choice: auto needs a tool-call parser; this server was started with --tool-call-parser none"

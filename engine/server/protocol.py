@@ -1,6 +1,7 @@
 """The bodies that clients send, as OpenAI names them, with SGLang's and vLLM's names for what OpenAI lacks.
 
-Unknown parameters are refused by name: a parameter that is silently ignored is a wrong answer that nobody notices.
+Unknown parameters are refused by name: a parameter that is silently ignored is a wrong answer that nobody notices. Those of
+OpenAI's that cannot change what the model says are taken and not looked at (``WITHOUT_EFFECT``).
 ``null`` means the same as leaving a parameter out.
 """
 
@@ -21,6 +22,22 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
+
+
+WITHOUT_EFFECT: tuple[tuple[str, str], ...] = (
+    ("metadata", "nothing is kept that it could be found by"),
+    ("modalities", "text alone is there; another one is refused"),
+    ("parallel_tool_calls", "without tools; with them it has its effect"),
+    ("prediction", "a hint that would save time; the text is the same without"),
+    ("prompt_cache_key", "the prefix cache finds prefixes by their tokens"),
+    ("prompt_cache_retention", "prefixes are kept while there is room"),
+    ("safety_identifier", "nobody is told; the access line names callers by their key"),
+    ("service_tier", "there is one"),
+    ("store", "no answer is ever kept"),
+    ("user", "as safety_identifier"),
+    ("verbosity", "a knob of models that were trained for it, which no model has that is served here"),
+)
+"""Parameters of OpenAI's that are accepted and do nothing, with the reason, for the reference page."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
@@ -53,6 +70,13 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    # Without effect.
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
     user: str | None = None
     # Beyond OpenAI.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -141,7 +165,12 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True, frozen=True)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None  # a variable of the chat template, as chat_template_kwargs are
     chat_template_kwargs: dict[str, Any] | None = None
+    # Without effect.
+    modalities: list[Literal["text"]] | None = None
+    prediction: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True, frozen=True):

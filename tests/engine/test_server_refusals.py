@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.server.errors import GRAMMAR_OFF
+from engine.server.protocol import WITHOUT_EFFECT
 from tests.engine.api_process import Api, api_process
 from tests.engine.scripted_scheduler import ready
 
@@ -61,7 +62,10 @@ def _normal_script(api: Api) -> None:
         ({"messages": [{"role": "user"}] * 1025}, 400, "context_length_exceeded", "messages"),
         ({"top_logprobs": 2}, 400, "invalid_value", "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
-        ({"parallel_tool_calls": False}, 400, "invalid_value", "parallel_tool_calls"),
+        ({"modalities": ["text", "audio"]}, 400, "invalid_value", "modalities[1]"),
+        ({"verbosity": "loud"}, 400, "invalid_value", "verbosity"),
+        ({"audio": {"voice": "x"}}, 400, "unknown_parameter", "audio"),
+        ({"functions": []}, 400, "unknown_parameter", "functions"),
         ({"n": 5}, 400, "invalid_value", "n"),
         ({"regex": "a", "ignore_eos": True}, 400, "invalid_value", "ignore_eos"),
         ({"chat_template_kwargs": {"messages": 1, "tools": 2}}, 400, "invalid_value", "chat_template_kwargs"),
@@ -74,6 +78,19 @@ def test_a_chat_request_is_refused(api: Api, parameters: dict[str, Any], status:
     message = api.refused(api.chat(**parameters), status, code, param)
     assert len(message) > 10
     assert len(api.scheduler.requests) == before
+
+
+def test_what_cannot_change_the_text_is_taken_and_changes_nothing(api: Api) -> None:
+    harmless: dict[str, Any] = {
+        "metadata": {"team": "a"}, "modalities": ["text"], "parallel_tool_calls": True, "prediction": {"type": "content", "content": "x"},
+        "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s", "service_tier": "auto", "store": True,
+        "user": "u", "verbosity": "low",
+    }  # fmt: skip
+    assert harmless.keys() == dict(WITHOUT_EFFECT).keys()
+    for parameters in ({}, harmless, {"reasoning_effort": "low"}):
+        assert api.chat(seed=1, **parameters).status_code == 200
+    plain, *others = [(asked.input_ids, asked.sampling, asked.grammar) for asked in api.scheduler.requests[-3:]]
+    assert others == [plain, plain]
 
 
 @pytest.mark.parametrize(
