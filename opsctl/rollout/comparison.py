@@ -17,7 +17,7 @@ from opsctl.callers.foresee import refused
 from opsctl.rollout import checks, throughput
 from opsctl.rollout.before import Before
 from opsctl.rollout.checks import Check, Outcome
-from opsctl.rollout.probe import Api
+from opsctl.rollout.probe import Api, ApiError
 from opsctl.rollout.reply import Reply
 from opsctl.rollout.scope import Scope
 from opsctl.rollout.smoke import drift, ladder
@@ -46,10 +46,16 @@ class Comparison:
         self._nonce: Callable[[], str] = lambda: secrets.token_hex(6)
 
     def before(self, at_utc: str) -> Before:
-        """The look before a change. Raises ApiError, Crash, Deadline, ServiceError."""
+        """The look before a change. Raises ApiError when the server does not answer as any server must; Crash, Deadline,
+        ServiceError."""
         say = self._waiter.talk
         greedy = self._during("greedy answers", lambda: drift.answers(self._ask))
-        rungs = {rung.name: self._climb(rung).kind for rung in self._rungs()}
+        rungs = {}
+        for rung in self._rungs():
+            climbed = self._climb(rung)
+            if climbed.kind in _LOST:  # no change can be blamed for it, so none may be made on top of it
+                raise ApiError(f"{rung.name}: {climbed.kind} before anything was changed: {climbed.detail}")
+            rungs[rung.name] = climbed.kind
         classes = self._during("the callers' requests", lambda: matrix.ask_all(self._scope.callers, self._ask, self._nonce))
         for caller in self._scope.callers:
             if not matrix.sent(caller):

@@ -79,3 +79,9 @@ def test_fluent_nonsense_is_reverted_and_a_rung_that_was_never_climbed_need_not_
     failed = ran.data["checks"][-1]
     assert (failed["name"], failed["outcome"]) == ("drift", "failed")
     assert "greedy answers are not those of before" in failed["evidence"]
+
+
+def test_a_server_that_breaks_off_its_streams_already_is_no_baseline(make_site: MakeSite) -> None:
+    ran = make_site(args=["--no-stream"]).apply("--set", "page-size=32")
+    assert ran.code == 9, ran.err
+    assert "streaming: none before anything was changed" in ran.errors[0]["message"]
