@@ -16,7 +16,7 @@ from typing import Protocol
 
 from monitors.remote import Done
 from opsctl.service import nodepage
-from opsctl.service.manager import Lease, LeaseLost, Locked
+from opsctl.service.manager import Lease, LeaseLost, Locked, ServiceError
 
 FUNCTIONS = r"""
 now() { read -r up rest </proc/uptime; whole=${up%.*}; part=${up#*.}; echo "$((whole * 100 + 1$part - 100))"; }
@@ -74,8 +74,14 @@ done
 """
 )
 
+# One operator at a time gets in. A lease that ended and whose dead-man does not run is nobody's any more: its operator
+# died before there was one.
 _ARM = FUNCTIONS + (
-    'set -e; mkdir -p "$1"; for wish in commit revert; do printf %s "$wish" >"$1/wish-$wish"; done\n'
+    'set -e; mkdir -p "$1"; exec 9>"$1/lock"; flock -w 5 9\n'
+    'if read -r owner until <"$1/lease" && [ "$owner" != "$2" ]; then\n'
+    '  if [ "$(now)" -lt "${until%% *}" ] || systemctl "$4" is-active --quiet "$5"; then echo "$owner"; exit 6; fi\n'
+    "fi 2>/dev/null\n"
+    'for wish in commit revert; do printf %s "$wish" >"$1/wish-$wish"; done\n'
     'echo "$2 $(($(now) + $3))" >"$1/.lease.$$"; mv -f "$1/.lease.$$" "$1/lease"'
 )
 # The dead-man of an earlier lease may still be at its last step, a stop that takes its time.
@@ -98,6 +104,7 @@ _COMMIT = FUNCTIONS + 'commit "$@"'
 # No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
 CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
 SCRIPTS = (_ARM, _SETTLE, _RENEW, _PREPARE, _WITHDRAW, _LIVES, _DISARM, _TOUCH, _DECIDE, _COMMIT, CAT)
+_CLAIM_S = 30.0  # how long arming itself may take
 
 
 class Shell(Protocol):
@@ -123,27 +130,26 @@ class DeadMan:
     def arm(self, lease: Lease, spawn: Callable[..., object]) -> None:
         """``spawn``: systemd-run with the words that follow it."""
         held = self.token()
-        if held and held != lease.token:
-            raise Locked(f"{self._unit} on {self._where}: held by rollout {held}")
-        if held != lease.token:
+        if held == lease.token and not self._shell.do(_LIVES, self._scope, self.unit).code:
+            return self._claim(lease, lease.ttl_s)
+        if not held:
             self._shell.must(_SETTLE, self._scope, self.unit)
+        self._claim(lease, max(lease.ttl_s, _CLAIM_S))  # nobody acts on it before there is a dead-man
         for name, text in (("deadman.sh", SCRIPT), *nodepage.files(lease, self._unit, self._where, self._python, self._owed)):
             self._shell.put(self._folder, name, text.encode(), private=name == nodepage.URLS)
-        self._shell.must(_ARM, self._folder, lease.token, _hundredths(lease.ttl_s))
-        if held != lease.token or self._shell.do(_LIVES, self._scope, self.unit).code:
-            # One that is killed comes back, and finds its lease where it left it.
-            options = (
-                "--quiet",
-                "--collect",
-                "--service-type=exec",
-                f"--unit={self.unit}",
-                "-p",
-                "Restart=on-failure",
-                "-p",
-                "RestartSec=200ms",
-            )
-            own = (self._folder, lease.token, self._unit, self._trial, self._committed, self._scope)
-            spawn(*options, "sh", f"{self._folder}/deadman.sh", *own)
+        # One that is killed comes back, and finds its lease where it left it.
+        again = ("-p", "Restart=on-failure", "-p", "RestartSec=200ms")
+        options = ("--quiet", "--collect", "--service-type=exec", f"--unit={self.unit}", *again)
+        own = (self._folder, lease.token, self._unit, self._trial, self._committed, self._scope)
+        spawn(*options, "sh", f"{self._folder}/deadman.sh", *own)
+        return self.renew(lease.token, lease.ttl_s)
+
+    def _claim(self, lease: Lease, ttl_s: float) -> None:
+        done = self._shell.do(_ARM, self._folder, lease.token, _hundredths(ttl_s), self._scope, self.unit)
+        if done.code == 6:
+            raise Locked(f"{self._unit} on {self._where}: held by rollout {done.out.decode(errors='replace').strip()}")
+        if done.code:
+            raise ServiceError(f"{self._unit} on {self._where}: cannot be armed: {done.err or f'exit status {done.code}'}")
 
     def renew(self, token: str, ttl_s: float) -> None:
         code = self._shell.do(_RENEW, self._folder, token, _hundredths(ttl_s), self._scope, self.unit).code

@@ -263,7 +263,7 @@ def test_a_lease_that_ends_removes_the_trial_and_restarts(make: Make) -> None:
 def test_a_dead_man_finishes_what_was_decided_as_committed(make: Make) -> None:
     service = make("--one")
     first = start(service)
-    lease = Lease("t", 0.6)
+    lease = Lease("t", 2.0)
     service.arm(lease)
     wanted = (*service.command().argv, "--kept")
     service.write_trial(Override(wanted, {}))
@@ -401,3 +401,18 @@ def test_a_start_that_systemd_refuses_for_its_limit_is_made_all_the_same(node: n
     first = next(iter(wait.start([service], WAITER, 30).values())).invocation_id
     WAITER.until("its failure", lambda: service.snapshot().state is State.failed, 10)
     assert next(iter(wait.start([service], WAITER, 30).values())).invocation_id != first
+
+
+@pytest.mark.nodes
+def test_a_lease_that_ended_without_a_dead_man_locks_nobody_out(node: nodes.SystemdNode) -> None:
+    (node.root / "etc/systemd/system/orphaned.service").write_text("[Service]\nExecStart=/bin/sleep 100\n")
+    node.run(["systemctl", "daemon-reload"])
+    service = SystemdService(node, "orphaned.service")
+    folder = node.root / "run/opsctl/orphaned.service"
+    folder.mkdir(parents=True)
+    (folder / "lease").write_text("long-gone 100\n")  # its operator died before the dead-man was started
+    service.arm(Lease("mine", 60))
+    assert service.lease_token() == "mine"
+    with pytest.raises(Locked, match="held by rollout mine"):
+        service.arm(Lease("another", 60))
+    service.disarm("mine")
