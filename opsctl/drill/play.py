@@ -81,7 +81,7 @@ class Playing:
         """Take in what the monitor said and who was paged."""
         for event in self.stage.watcher.news():
             self.events.append(event)
-            if event["mono_s"] < self.begun:
+            if event.get("mono_s", 0.0) < self.begun:  # not every event tells its moment
                 continue
             if event["event"] == "captured":
                 self.stamp("captured", event["mono_s"])
