@@ -81,6 +81,8 @@ class Playing:
         """Take in what the monitor said and who was paged."""
         for event in self.stage.watcher.news():
             self.events.append(event)
+            if event["event"] == "error":
+                self.talk(f"        the monitor says: {event.get('text', 'an error')}")
             if event.get("mono_s", 0.0) < self.begun:  # not every event tells its moment
                 continue
             if event["event"] == "captured":
