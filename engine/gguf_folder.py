@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,9 +44,9 @@ class GgufError(ValueError):
     """The file is not one that can be turned into a folder; the text says which file and why."""
 
 
-def convert(source: Path, folder: Path) -> None:
+def convert(source: Path, folder: Path, sampling: Mapping[str, Any] | None = None) -> None:
     """Write config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja and
-    model.safetensors (bfloat16) into ``folder``, which exists.
+    model.safetensors (bfloat16) into ``folder``, which exists. ``sampling`` goes into generation_config.json.
 
     Raises:
         GgufError: another architecture, tokenizer or tensor than a Llama model with byte-level BPE has.
@@ -68,7 +68,8 @@ def convert(source: Path, folder: Path) -> None:
     template: str = fields["tokenizer.chat_template"]
 
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
+    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(folder / "generation_config.json", {**ids, **(sampling or {})})
     _write_json(folder / "tokenizer.json", _tokenizer(tokens, fields["tokenizer.ggml.merges"], special))
     _write_json(
         folder / "tokenizer_config.json",

@@ -79,7 +79,9 @@ def parameters() -> Table:
     rows = tuple((_code(name), reason) for name, reason in WITHOUT_EFFECT)
     intro = (
         "An unknown parameter is refused by its name, for one that is silently ignored is a wrong answer that nobody notices. These of "
-        "OpenAI's are taken, and change nothing. `reasoning_effort` is handed to the chat template, and does what that makes of it."
+        "OpenAI's are taken, and change nothing. `reasoning_effort` is handed to the chat template, and does what that makes of it. "
+        "Without `max_tokens` an answer may be as long as the context or the KV pool leaves room for, and says `length` when it comes to "
+        "that end; a client that leaves ends it at once."
     )
     return Table("Parameters without effect", intro, ("parameter", "why"), rows)
 

@@ -15,6 +15,7 @@ from engine import default_model, faults
 from engine.config import ConfigError, Settings, fit_model
 from engine.model.hf_config import ModelConfig, ModelConfigError, read_config
 from engine.parallel.secret import GroupSecret
+from engine.server.sampling_defaults import read_defaults
 from engine.text.chat_template import TemplateError
 from engine.text.tokenizer import Tokenizer, TokenizerError
 
@@ -60,7 +61,8 @@ def check(settings: Settings) -> Path:
 
 
 def check_texts(settings: Settings, folder: Path) -> None:
-    """Read tokenizer and chat template, as the API process will. Raises ConfigError."""
+    """Read tokenizer, chat template and sampling defaults, as the API process will. Raises ConfigError."""
+    read_defaults(settings, folder)
     template = Path(settings.model.chat_template) if settings.model.chat_template else None
     try:
         Tokenizer.load(folder, template)

@@ -99,7 +99,7 @@ def generations(service: Service, request: Common, wish: Wish, grammar: Grammar 
     Raises:
         ApiError: 400: an empty prompt, ids that the model does not have, more tokens than the context.
     """
-    ready = service.serving()
+    ready, usual = service.serving(), service.sampling
     n = request.n or 1
     seed = request.seed if request.seed is not None else service.draw_seed()
     bias = _bias(request, ready)
@@ -115,10 +115,10 @@ def generations(service: Service, request: Common, wish: Wish, grammar: Grammar 
             number = len(made)
             sampling = Sampling(
                 seed=(seed + number % n) & _SEED_MASK, max_tokens=budget,
-                temperature=_or(request.temperature, 1.0), top_p=_or(request.top_p, 1.0),
-                top_k=max(_or(request.top_k, 0), 0), min_p=_or(request.min_p, 0.0),
+                temperature=_or(request.temperature, usual.temperature), top_p=_or(request.top_p, usual.top_p),
+                top_k=max(_or(request.top_k, usual.top_k), 0), min_p=_or(request.min_p, usual.min_p),
                 frequency_penalty=_or(request.frequency_penalty, 0.0), presence_penalty=_or(request.presence_penalty, 0.0),
-                repetition_penalty=_or(request.repetition_penalty, 1.0), min_tokens=request.min_tokens or 0,
+                repetition_penalty=_or(request.repetition_penalty, usual.repetition_penalty), min_tokens=request.min_tokens or 0,
                 stop_token_ids=extra_stops, ignore_eos=bool(request.ignore_eos), logit_bias=bias,
             )  # fmt: skip
             name = rid if n * len(wish.prompts) == 1 else f"{rid}-{number}"

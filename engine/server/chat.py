@@ -70,7 +70,7 @@ async def prompt_of(service: Service, messages: Sequence[Message], tools: Sequen
     if taken := sorted({"messages", "tools"} & set(variables or ())):
         raise bad(f"chat_template_kwargs: {taken[0]} is a parameter of its own", param="chat_template_kwargs")
     turns = [_turn(message) for message in messages]
-    signatures = [msgspec.to_builtins(tool) for tool in tools] if tools else None
+    signatures = [{"type": tool.type, **msgspec.to_builtins(tool)} for tool in tools] if tools else None  # in the order models know
     for signature in signatures or ():
         signature["function"] = {key: value for key, value in signature["function"].items() if value is not None}
 

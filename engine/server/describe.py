@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -57,6 +58,7 @@ def server_info(service: Service) -> Response:
         "config_digest": service.identity.config_digest,
         "invocation_id": service.identity.invocation_id,
         "system_fingerprint": service.identity.fingerprint,
+        "sampling_defaults": to_builtins(service.sampling),
         "ranks": [ranks[rank] for rank in sorted(ranks)],
         "paths": ready.paths if ready else {},
         "context_length": ready.context_length if ready else None,

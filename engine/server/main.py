@@ -35,6 +35,7 @@ from engine.server.errors import ApiError
 from engine.server.identity import Identity
 from engine.server.listener import listen
 from engine.server.metrics import Meters
+from engine.server.sampling_defaults import SamplingDefaults, read_defaults
 from engine.server.service import Service
 from engine.server.wire import Link
 from engine.text.chat_template import TemplateError
@@ -90,6 +91,11 @@ def main(env: Mapping[str, str]) -> int:
         folder = _model_folder(settings, env)
         template = Path(settings.model.chat_template) if settings.model.chat_template else None
         tokenizer = Tokenizer.load(folder, template)
+        if tokenizer.template_note:
+            log.warning("%s: %s", folder.name, tokenizer.template_note)
+        sampling = read_defaults(settings, folder)
+        if sampling.note:
+            log.info("What a request does not set is the model's: %s (--sampling-defaults)", sampling.note)
         keys = Keys.read(settings, env)
         listener = listen(settings.server.host, settings.server.port)
     except (ConfigError, TokenizerError, TemplateError) as error:
@@ -101,16 +107,16 @@ def main(env: Mapping[str, str]) -> int:
     identity = Identity.of(settings, model_folder=folder, invocation_id=env.get("INVOCATION_ID", ""), now_unix_s=int(time.time()))
     descriptor = int(env["LASTBATCH_READY_FD"]) if env.get("LASTBATCH_READY_FD") else None
     boxes = Path(env["LASTBATCH_RUN_DIR"]) if env.get("LASTBATCH_RUN_DIR") else run_directory(settings, env)
-    return asyncio.run(serve(settings, identity, tokenizer, keys, sockets, boxes, listener, descriptor, env))
+    return asyncio.run(serve(settings, identity, tokenizer, sampling, keys, sockets, boxes, listener, descriptor, env))
 
 
-async def serve(settings: Settings, identity: Identity, tokenizer: Tokenizer, keys: Keys, sockets: Path, boxes: Path,
-                listener: socket.socket, ready_descriptor: int | None, env: Mapping[str, str]) -> int:  # fmt: skip
+async def serve(settings: Settings, identity: Identity, tokenizer: Tokenizer, sampling: SamplingDefaults, keys: Keys, sockets: Path,
+                boxes: Path, listener: socket.socket, ready_descriptor: int | None, env: Mapping[str, str]) -> int:  # fmt: skip
     """Serve on ``listener`` until SIGTERM, then drain; or until the launcher says that the engine broke. The exit status."""
     # The launcher's watchdog acts first; this is for a scheduler that nobody watches, or that it judges to be well.
     link = Link(sockets, silence_s=2 * settings.launch.watchdog_timeout_s or _UNWATCHED_SILENCE_S)
     link.armed = settings.launch.fault
-    service = Service(settings, identity, tokenizer, link, Meters(), keys, boxes)
+    service = Service(settings, identity, tokenizer, link, Meters(), keys, boxes, sampling)
     scheduler = settings.scheduler
     gate = Gate(most_connections(raise_descriptor_limit(), scheduler.max_queued_requests + scheduler.max_running_requests))
     asyncio.get_running_loop().set_exception_handler(gate.loop_failed)

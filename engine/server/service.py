@@ -12,6 +12,7 @@ from engine.server.auth import Keys
 from engine.server.errors import ApiError
 from engine.server.identity import Identity
 from engine.server.metrics import Meters
+from engine.server.sampling_defaults import SamplingDefaults
 from engine.server.size import longest_token
 from engine.server.wire import Link
 from engine.text.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ class Service:
     meters: Meters
     keys: Keys
     run_directory: Path
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     draining: bool = False
     longest_token: int = field(init=False)
     _seeds: random.Random = field(init=False)

@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.text.chat_template import ChatTemplate, TemplateError
+from engine.text.hermes_prompt import with_tools
 
 
 class TokenizerError(ValueError):
     """A model folder whose tokenizer cannot be used; the text names the file."""
 
 
+_PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}}
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -90,6 +93,26 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether the chat template shows tools to the model. Where it does not, ``render_chat`` writes them into the messages."""
+        if self._template is None:
+            return False
+        asked = [{"role": "user", "content": "Hi"}]
+        try:
+            return self._template.render(asked, [_PROBE], self._special_text) != self._template.render(asked, None, self._special_text)
+        except TemplateError:
+            return True  # it does something with them
+
+    @property
+    def template_note(self) -> str:
+        """What whoever starts a server should know of the chat template; empty: nothing."""
+        if self._template is None:
+            return "the model has no chat template: chat is refused, /v1/completions works; --chat-template FILE gives it one"
+        if not self.renders_tools:
+            return "the chat template has no place for tools: they are written into the system message, in Hermes's form"
+        return ""
+
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Ids of ``text``. ``add_special`` adds what the model expects around a plain text (often a first token).
 
@@ -119,6 +142,8 @@ class Tokenizer:
             raise TemplateError(f"{self._where}: the model has no chat template; use /v1/completions or start with --chat-template FILE")
         if taken := sorted({"messages", "tools"} & variables.keys()):
             raise TemplateError(f"chat template: {taken[0]} cannot be given as a variable")
+        if not self.renders_tools:
+            messages, tools = with_tools(messages, tools), None
         return self._template.render(messages, tools, {**self._special_text, **variables})
 
     def knows(self, token: int) -> bool:

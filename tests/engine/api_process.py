@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import subprocess
@@ -56,9 +57,12 @@ class Api:
 
 @contextlib.contextmanager
 def api_process(folder: Path, *flags: str, env: Mapping[str, str] | None = None, answer: Ready | None = None,
-                loading: bool = False, box: bool = True) -> Iterator[Api]:  # fmt: skip
-    """Boot it on a free port. ``loading``: the scheduler does not say Ready. ``box``: rank 0 has a fresh black box."""
+                loading: bool = False, box: bool = True, generation: Mapping[str, object] | None = None) -> Iterator[Api]:  # fmt: skip
+    """Boot it on a free port. ``loading``: the scheduler does not say Ready. ``box``: rank 0 has a fresh black box.
+    ``generation``: the model's generation_config.json."""
     model = tiny_model(folder / "model")
+    if generation is not None:
+        (model / "generation_config.json").write_text(json.dumps(generation))
     run = folder / "run"
     run.mkdir()
     settings = config.parse(["--model", str(model), "--port", "0", "--run-dir", str(run), "--served-model-name", "tiny", *flags])

