@@ -74,7 +74,7 @@ def _busy(api: Api, engine: str) -> bool:
 @app.command()
 def watch(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
-    for_s: float = typer.Option(0.0, "--for", help="Leave after so many seconds. [default: never]"),
+    for_s: float = typer.Option(0.0, "--for", show_default=False, help="Leave after so many seconds. [default: never]"),
     window_s: float = typer.Option(600.0, "--window-s", help="Over how long the requests that come are held against the rate of before."),
     every_s: float = typer.Option(15.0, "--every-s", help="How often the access log is read."),
     probe_s: float = typer.Option(60.0, "--probe-every-s", help="How often a nonce goes through each client's own path. 0: never."),

@@ -49,14 +49,26 @@ class Collapse:
         )
 
 
-def counts(texts: Iterable[str]) -> Counter[str]:
-    """Requests by caller, opsctl's own left out."""
-    found: Counter[str] = Counter()
+def requests(texts: Iterable[str]) -> Counter[tuple[str, str]]:
+    """How often each (request id, caller) stands in these lines, opsctl's own left out. Clients may choose the same id twice."""
+    found: Counter[tuple[str, str]] = Counter()
     for text in texts:
         match = _LINE.search(text)
         if match and not match["rid"].startswith(OWN_RID):
-            found[match["caller"]] += 1
+            found[match["rid"], match["caller"]] += 1
     return found
+
+
+def counts(texts: Iterable[str]) -> Counter[str]:
+    """Requests by caller, opsctl's own left out."""
+    return by_caller(requests(texts))
+
+
+def by_caller(found: Mapping[tuple[str, str], int]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for (_, caller), n in found.items():
+        total[caller] += n
+    return total
 
 
 def shas(texts: Iterable[str]) -> frozenset[str]:

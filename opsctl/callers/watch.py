@@ -19,6 +19,7 @@ from opsctl.service.wait import Clock
 
 _ARRIVES_S = 3.0
 _POLL_S = 0.2
+_SLACK_S = 60.0  # lines that were read before are read again, so that none is missed between two looks
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,23 @@ class CallerWatch:
     window_s: float
     probe_s: float
     answer_s: float = 60.0
-    _known: dict[str, Counter[str]] = field(default_factory=dict)
+    _known: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     _samples: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
     _begun: float | None = None
+    _looked: float | None = None
     _followed: float | None = None
     _led: tuple[Led, ...] = ()
 
     def look(self) -> Seen:
         now = self.clock.monotonic()
         came: Counter[str] = Counter()
-        for start, texts in self._texts().items():
-            total = traffic.counts(texts)
+        since = _SLACK_S + (0.0 if self._looked is None else now - self._looked)
+        for start, texts in self._texts(since).items():
+            seen = traffic.requests(texts)
             # The first look only learns what was there; a start that appears later is counted whole.
-            before = self._known.get(start, total if self._begun is None else Counter())
-            came.update(total - before)
-            self._known[start] = total
+            came.update(traffic.by_caller(seen - self._known.get(start, seen if self._begun is None else Counter())))
+            self._known[start] = seen
+        self._looked = now
         self._begun = now if self._begun is None else self._begun
         self._samples.append((now, came))
         while self._samples and now - self._samples[0][0] > self.window_s:
@@ -83,13 +86,13 @@ class CallerWatch:
                 found[traffic.hash_of(caller, path.key_of(caller))] = caller.name
         return {key: name for key, name in found.items() if key}
 
-    def _texts(self) -> dict[str, list[str]]:
-        """The lines of each service's present start, by start."""
+    def _texts(self, last_s: float) -> dict[str, list[str]]:
+        """The lines of each service's present start of the last seconds, by start."""
         found = {}
         for manager in self.target.managers:
             invocation = manager.snapshot().invocation_id
             if invocation:
-                found[f"{manager.name} {invocation}"] = [line.text for line in manager.log(invocation)]
+                found[f"{manager.name} {invocation}"] = [line.text for line in manager.log(invocation, last_s=last_s)]
         return found
 
     def _follow(self, now: float) -> None:
@@ -102,7 +105,7 @@ class CallerWatch:
 
     def _arrives(self, sha: str) -> bool:
         until = self.clock.monotonic() + _ARRIVES_S
-        while not any(sha in traffic.shas(texts) for texts in self._texts().values()):
+        while not any(sha in traffic.shas(texts) for texts in self._texts(self.answer_s + _SLACK_S).values()):
             if self.clock.monotonic() >= until:
                 return False
             self.clock.sleep(_POLL_S)

@@ -63,7 +63,8 @@ class Comparison:
         speed = self._speed() if self._scope.allowance_pct is not None else None
         return Before(
             at_utc=at_utc, classes={name: found.kind for name, found in classes.items()}, rungs=rungs, greedy=greedy, exact=self._exact(),
-            rates=traffic.rates(self._texts(), _RATE_WINDOW_S), paths={led.caller: led.kind for led in self._follow_all()}, speed=speed,
+            rates=traffic.rates(self._texts(_RATE_WINDOW_S + self._answer_s), _RATE_WINDOW_S),
+            paths={led.caller: led.kind for led in self._follow_all()}, speed=speed,
         )  # fmt: skip
 
     def checks(self) -> Iterator[Check]:
@@ -89,11 +90,11 @@ class Comparison:
         """``times``: how many answers' time all of it may take."""
         return self._watch.during(what, call, times * self._answer_s + 10.0)
 
-    def _texts(self) -> list[str]:
-        """Every line of this start, of all its services."""
+    def _texts(self, last_s: float) -> list[str]:
+        """The lines of this start of the last seconds, of all its services."""
         return [
             line.text for manager in self._target.managers if self._frozen[manager.name].invocation_id
-            for line in manager.log(self._frozen[manager.name].invocation_id)
+            for line in manager.log(self._frozen[manager.name].invocation_id, last_s=last_s)
         ]  # fmt: skip
 
     def _tokens(self) -> float | None:
@@ -168,7 +169,7 @@ class Comparison:
         """Whether a request of this digest comes to the server's log, within a few seconds."""
         clock = self._waiter.clock
         until = clock.monotonic() + _LOG_S
-        while sha not in traffic.shas(self._texts()):
+        while sha not in traffic.shas(self._texts(2 * self._answer_s)):
             if clock.monotonic() >= until:
                 return False
             clock.sleep(self._waiter.poll_s)

@@ -29,6 +29,8 @@ from opsctl.service.manager import Snapshot, State
 from opsctl.service.wait import Waiter
 
 _LOG_S = 5.0  # how long a request's line may take to reach the log
+_SLACK_S = 60.0
+_KNOWN_S = 86400.0  # exceptions of an earlier day are no news of a start, and its log may be of months
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Proof:
         return Sentry(scope.deployment, {m.name: m.run_dir or m.manager.run_dir() for m in self._target.members}, scope.bundles)
 
     def _texts(self) -> list[str]:
-        return [line.text for manager in self._target.managers for line in manager.log(self._frozen[manager.name].invocation_id)]
+        return [line.text for m in self._target.managers for line in m.log(self._frozen[m.name].invocation_id, last_s=_KNOWN_S)]
 
     # The single checks.
 
@@ -182,14 +184,15 @@ class Proof:
     def _logged(self, mark: str) -> bool:
         return any(
             mark in line.text and "req " in line.text
-            for manager in self._target.managers for line in manager.log(self._frozen[manager.name].invocation_id)
+            for manager in self._target.managers
+            for line in manager.log(self._frozen[manager.name].invocation_id, last_s=self._answer_s + _SLACK_S)
         )  # fmt: skip
 
     def _log(self) -> Check:
         """No traceback in the lines of this start whose exception the last start's log did not hold."""
         fresh = []
         for manager in self._target.managers:
-            for trace in tracebacks(manager.log(self._frozen[manager.name].invocation_id)):
+            for trace in tracebacks(manager.log(self._frozen[manager.name].invocation_id, last_s=_KNOWN_S)):
                 if exception(trace) not in self._expected.known_exceptions:
                     fresh.append(trace)
         self._watch.look()
@@ -202,7 +205,7 @@ def exceptions(target: Target, frozen: Mapping[str, Snapshot]) -> frozenset[str]
     """Classes of the exceptions in the log of a start."""
     return frozenset(
         exception(trace) for manager in target.managers if frozen[manager.name].invocation_id
-        for trace in tracebacks(manager.log(frozen[manager.name].invocation_id))
+        for trace in tracebacks(manager.log(frozen[manager.name].invocation_id, last_s=_KNOWN_S))
     )  # fmt: skip
 
 

@@ -106,8 +106,9 @@ class ContainerService(SystemdService):
             problems.append(f"{self.name}: runs its container detached, so systemd sees it end at once; take --detach out")
         return tuple(problems)
 
-    def log(self, invocation_id: str) -> tuple[Line, ...]:
-        return journal.lines(self._do, invocation_id, user=self._user, container_id=self._ids.get(invocation_id, ""))
+    def log(self, invocation_id: str, *, last_s: float | None = None) -> tuple[Line, ...]:
+        ids = self._ids.get(invocation_id, "")
+        return journal.lines(self._do, invocation_id, user=self._user, container_id=ids, last_s=last_s)
 
 
 def _image_at(argv: tuple[str, ...], image: str) -> int:

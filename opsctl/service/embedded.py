@@ -249,7 +249,7 @@ class EmbeddedService:
 
     # Reading.
 
-    def log(self, invocation_id: str) -> tuple[Line, ...]:
+    def log(self, invocation_id: str, *, last_s: float | None = None) -> tuple[Line, ...]:
         spans = self._ask("snapshot", record.ServiceRecord(name=self._name, supervisor_pid=0)).spans
         return log.read(Path(self._service.log), spans, invocation_id)
 

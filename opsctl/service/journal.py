@@ -8,6 +8,7 @@ those are found by the process ids that the invocation is known to have had.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,16 @@ _DEADLINE_S = 30.0
 _SUPPRESSED = "a596d6fe7bfa4994828e72309e95d61e"  # journald's own "Suppressed N messages from UNIT"
 
 
-def lines(run: Callable[..., Done], invocation_id: str, *, user: bool, container_id: str = "") -> tuple[Line, ...]:
-    """Every line, oldest first; those of a container that the service runs as well, where its id is given.
+def lines(run: Callable[..., Done], invocation_id: str, *, user: bool, container_id: str = "",
+          last_s: float | None = None) -> tuple[Line, ...]:  # fmt: skip
+    """Every line, oldest first; those of a container that the service runs as well, where its id is given. ``last_s``: only
+    those of so many seconds, by the node's own clock.
 
     Raises ServiceError when the journal cannot be read."""
     run("journalctl", "--sync", deadline_s=_DEADLINE_S)  # needs root; without it the last second may be missing
     manager = "USER_INVOCATION_ID" if user else "INVOCATION_ID"
-    found = _query(run, [f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{manager}={invocation_id}",
+    since = [f"--since=-{math.ceil(last_s)}s"] if last_s is not None else []
+    found = _query(run, [*since, f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{manager}={invocation_id}",
                          "+", f"MESSAGE_ID={_SUPPRESSED}", f"OBJECT_SYSTEMD_INVOCATION_ID={invocation_id}",
                          *(("+", f"CONTAINER_ID_FULL={container_id}") if container_id else ())])  # fmt: skip
     pids = sorted({entry["_PID"] for entry in found if entry.get("_SYSTEMD_INVOCATION_ID") == invocation_id and "_PID" in entry})

@@ -240,8 +240,9 @@ class ServiceManager(Protocol):
         """They went out after all."""
         ...
 
-    def log(self, invocation_id: str) -> tuple[Line, ...]:
-        """Every line of one invocation, the manager's own about it included, oldest first."""
+    def log(self, invocation_id: str, *, last_s: float | None = None) -> tuple[Line, ...]:
+        """Every line of one invocation, the manager's own about it included, oldest first. With ``last_s`` older lines may
+        be left out, which is what makes a start of weeks readable; there may be more of them, never fewer."""
         ...
 
     def read_file(self, path: str) -> bytes:

@@ -36,9 +36,7 @@ SCRIPTS = (_LEFTOVERS, _PIDS, _OWED, _EMPTY, _REMOVE, _READABLE, _WRITE)
 """Whatever shell text this file sends to a node (see ``gate.py``)."""
 
 # The start that is told to stop is written down before, where a monitor looks whether an end was ordered.
-_STOP = (
-    'mkdir -p "$1" && systemctl "$2" show -p InvocationID --value "$3" >"$1/ordered"; exec systemctl "$2" --no-block stop "$3"'
-)
+_STOP = 'mkdir -p "$1" && systemctl "$2" show -p InvocationID --value "$3" >"$1/ordered"; exec systemctl "$2" --no-block stop "$3"'
 
 
 class Node(Protocol):
@@ -278,8 +276,8 @@ class SystemdService:
 
     # Reading.
 
-    def log(self, invocation_id: str) -> tuple[Line, ...]:
-        return journal.lines(self._do, invocation_id, user=self._user)
+    def log(self, invocation_id: str, *, last_s: float | None = None) -> tuple[Line, ...]:
+        return journal.lines(self._do, invocation_id, user=self._user, last_s=last_s)
 
     def read_file(self, path: str) -> bytes:
         done = self._do("cat", path)

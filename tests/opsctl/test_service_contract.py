@@ -175,6 +175,7 @@ def test_each_start_has_lines_of_its_own_and_the_managers_lines_about_it(make: M
         lines = service.log(invocation)
         assert any(line.manager for line in lines)
         assert not any(other in line.text for line in lines)
+        assert service.log(invocation, last_s=600.0) == lines
     assert service.log("0" * 32) == ()
 
 
