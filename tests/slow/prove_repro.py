@@ -73,18 +73,19 @@ def site(model: Path, args: Sequence[str], tp: int) -> Iterator[tuple[Path, Path
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="", help="a Hugging Face folder; the default model without it")
-    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--tp", type=int, default=0, help="3 for the default model, 2 for another")
     parser.add_argument("--scale", type=float, default=8.0, help="the experiments' times are divided by this")
     parser.add_argument("--only", default="BACPS")
     chosen = parser.parse_args()
     model = Path(chosen.model) if chosen.model else default_model.path()
+    tp = chosen.tp or (2 if chosen.model else 3)
     wrong = []
     for what, (args, letters) in SERVERS.items():
         mine = [letter for letter in letters if letter in chosen.only]
         if not mine:
             continue
-        print(f"# lastbatch serve --tp {chosen.tp} {' '.join(ENGINE[1:])} {' '.join(args)}   ({what})", flush=True)
-        with site(model, args, chosen.tp) as (fleet, playbooks):
+        print(f"# lastbatch serve --tp {tp} {' '.join(ENGINE[1:])} {' '.join(args)}   ({what})", flush=True)
+        with site(model, args, tp) as (fleet, playbooks):
             for letter in mine:
                 changed = scaled(playbooks, letter, chosen.scale)
                 out = io.StringIO()
