@@ -60,7 +60,13 @@ eval: setup ## the server's log-probabilities and answers against transformers'
 soak-monitor: $(READY) ## simulated hours of healthy servers through the judge: no page; wedges: all found
 	@$(BIN)/python -m tests.slow.soak_monitor $(ARGS)
 
-.PHONY: bench eval soak-monitor
+prove-monitor: setup node-packages ## every fault on two real systemd nodes: declared, captured over ssh, classified
+	@$(BIN)/python -m tests.slow.prove_monitor $(ARGS)
+
+kill-captures: $(READY) ## 200 captures killed at random moments: each leaves a valid bundle
+	@KILL_RUNS=200 $(BIN)/python -m pytest -q tests/monitors/test_capture_kill.py $(ARGS)
+
+.PHONY: bench eval soak-monitor prove-monitor kill-captures
 
 # The recorded cases: those beside the checkout where they are, else the tests' own.
 CASES := $(if $(wildcard ../shared/cases),../shared/cases,tests/monitors/cases)
