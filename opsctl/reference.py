@@ -17,7 +17,6 @@ from typing import Any, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from engine import reference as of_the_engine
 from engine.reference import Table
@@ -50,8 +49,8 @@ def _keys(model: type[BaseModel], at: str) -> Iterator[tuple[str, str, str, str]
             yield f"`{below}`", "table", "", said
             yield from _keys(inner, below)
             continue
-        default = field.get_default(call_default_factory=True, validated_data={})
-        shown = "needed" if default is PydanticUndefined else "" if default in ("", (), {}, None) else f"`{json.dumps(default)}`"
+        default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+        shown = "needed" if field.is_required() else "" if default in ("", (), {}, None) else f"`{json.dumps(default)}`"
         yield f"`{key}`", _type(field.annotation), shown, comments.get(name, "")
 
 
