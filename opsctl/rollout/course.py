@@ -20,7 +20,7 @@ from opsctl.rollout.scope import Scope
 from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
 from opsctl.service import listener, wait
-from opsctl.service.manager import Lease, ServiceError, Snapshot
+from opsctl.service.manager import Lease, ServiceError, Snapshot, Unreachable
 from opsctl.service.wait import Deadline, Waiter
 
 _BEGIN_S = 30.0
@@ -146,6 +146,18 @@ class Course:
 
     def first(self, name: str) -> None:
         self.moments.setdefault(name, self.now())
+
+    def foreign(self) -> str:
+        """What somebody else has changed since this rollout began; empty when all is either as it was or as planned."""
+        found = []
+        for manager, service in zip(self.target.managers, self.plan.services, strict=True):
+            try:
+                now = manager.read_change()
+            except Unreachable:
+                continue
+            if now.committed not in (service.override_before(), service.override()) or now.trial not in (None, service.override()):
+                found.append(manager.name)
+        return f"{', '.join(found)}: changed by somebody else since this rollout began; nothing was touched" if found else ""
 
     def touched(self) -> tuple[Target, ...]:
         """The groups that may run the change: those whose restart the journal announces."""

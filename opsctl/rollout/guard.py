@@ -30,7 +30,7 @@ from opsctl.rollout.settlement import Undecided
 from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
 from opsctl.rollout.watch import Crash, Watch
-from opsctl.service.manager import Lease, LeaseLost, ServiceError, ServiceManager
+from opsctl.service.manager import Lease, LeaseLost, Locked, ServiceError, ServiceManager
 from opsctl.service.wait import Waiter
 
 __all__ = ["Guard", "Pager", "known_exceptions", "without_service"]
@@ -43,6 +43,10 @@ class Turn(Exception):
     def __init__(self, why: str, *, hold: bool = False) -> None:
         super().__init__(why)
         self.hold = hold
+
+
+class LockedOut(Exception):
+    """Another operator was quicker; nothing was changed."""
 
 
 @dataclass
@@ -81,8 +85,12 @@ class Guard:
     # The ways in.
 
     def apply(self) -> Result:
-        """From the start, the plan being in the journal."""
-        return self._run(lambda: self._forward(State.armed))
+        """From the start, the plan being in the journal. Raises Locked when another operator holds a service: then nothing
+        was changed."""
+        try:
+            return self._run(lambda: self._forward(State.armed))
+        except LockedOut as error:
+            raise Locked(str(error)) from error
 
     def resume(self) -> Result:
         """From where the journal ends."""
@@ -134,7 +142,9 @@ class Guard:
         try:
             if first is State.armed:
                 course.write(State.armed, token=self.lease.token, ttl_s=self.lease.ttl_s)
-            course.keeper.arm()
+            self._arm(first)
+            if course.foreign():
+                raise ServiceError(course.foreign())
             for number, group in enumerate(groups):
                 name = group.managers[0].name
                 which = "" if number == 0 else f"{name}: "
@@ -146,6 +156,16 @@ class Guard:
             raise Turn(f"the lease was lost: {error}") from error
         except (Crash, ServiceError, OSError, flags.EditError) as error:
             raise Turn(f"{type(error).__name__}: {error}") from error
+
+    def _arm(self, first: State) -> None:
+        try:
+            self._course.keeper.arm()
+        except Locked as error:
+            if first is not State.armed:
+                raise
+            self._course.keeper.disarm()
+            self._course.note(State.reverted, f"locked out before anything was changed: {error}")
+            raise LockedOut(str(error)) from error
 
     def _changed_since(self, name: str, proven: set[str]) -> bool:
         """Whether the journal ends in another group than this one."""
@@ -242,16 +262,26 @@ class Guard:
             if manager.read_change().committed != service.override():
                 manager.restore(service.override())
         self._all_run_it()
-        commands = {service.name: service.after for service in self._plan.services}
-        verified.write(self.journal.path.parent, Verified(
-            deployment=self.target.name, at_utc=self.utc(), digest=self._plan.digest_after, services=commands, by=self.journal.id,
-        ))  # fmt: skip
-        for boot in self._boots:
-            course.note_boot(boot, self._plan.digest_after, self.journal.id)
-        course.write(State.committed)
+        self._record()
         course.keeper.disarm()
         course.mark("committed")
         return State.committed
+
+    def _record(self) -> None:
+        """On this machine. The nodes run it whatever becomes of that, so a full disk here is told and undoes nothing."""
+        course = self._course
+        commands = {service.name: service.after for service in self._plan.services}
+        known = Verified(
+            deployment=self.target.name, at_utc=self.utc(), digest=self._plan.digest_after, services=commands, by=self.journal.id
+        )
+        for boot in self._boots:
+            course.note_boot(boot, self._plan.digest_after, self.journal.id)
+        try:
+            verified.write(self.journal.path.parent, known)
+            course.write(State.committed)
+        except OSError as error:
+            course.tell("committed, and not recorded", f"every node runs it; what is kept here could not be written: {error}\n"
+                        "make room, then: opsctl rollout resume")  # fmt: skip
 
     def _all_run_it(self) -> None:
         """Each group runs what was committed; one that does not any more is started and proven. Raises ServiceError."""

@@ -10,7 +10,7 @@ from opsctl.rollout.course import Course
 from opsctl.rollout.journal import State
 from opsctl.rollout.proof import Expectation
 from opsctl.rollout.target import Target
-from opsctl.service.manager import ServiceError, Unreachable
+from opsctl.service.manager import Locked, ServiceError, Unreachable
 from opsctl.service.wait import Deadline
 
 _ANSWERED = "revert: first good answer"
@@ -33,9 +33,13 @@ class Retreat:
         course.mark("revert begun")
         course.note(State.reverting, why)
         course.keeper.lenient = True
+        if course.foreign():
+            return self.stuck(f"{why}; and {course.foreign()}")
         try:
             away = self._take_away()
             proven = self._serve_again(away)
+        except Locked as error:
+            return self.stuck(f"{why}; and another rollout is at it, which was left alone: {error}")
         except (ServiceError, OSError) as error:
             return self.stuck(f"{why}; then the revert failed: {type(error).__name__}: {error}")
         if away:

@@ -47,13 +47,14 @@ def side(site: Played, new: Sequence[str], old: Sequence[str] = ()) -> str:
 
 
 class Kills:
-    """``lease_s``: after which the dead-men act. ``longest_s``: of a drawn moment. ``deadline_s``: for the end."""
+    """``leases_s``: after which the dead-men act, one is drawn. ``longest_s``: of a drawn moment. ``deadline_s``: for the end."""
 
-    def __init__(self, site: Played, seed: int, *, lease_s: float = 0.8, longest_s: float = 3.0, deadline_s: float = 20.0,
+    def __init__(self, site: Played, seed: int, *, leases_s: Sequence[float] = (0.8, 4.0), longest_s: float = 6.0, deadline_s: float = 30.0,
                  boot_s: float = 8.0, stable_s: float = 0.2) -> None:  # fmt: skip
         self.site, self.seed, self.chance = site, seed, random.Random(seed)
         self._longest_s, self._deadline_s = longest_s, deadline_s
-        self._words = ["--yes", "--incident", "--lease-s", str(lease_s), "--stable-s", str(stable_s), "--boot-deadline-s", str(boot_s)]
+        self._leases_s = leases_s
+        self._words = ["--yes", "--incident", "--stable-s", str(stable_s), "--boot-deadline-s", str(boot_s)]
         self.value = 32
         self.told = ""
 
@@ -61,7 +62,8 @@ class Kills:
         """One rollout and its end: ``new`` or ``old``. Raises AssertionError with the seed and what was done."""
         flag = ["--page-size", str(self.value)]
         self.told = f"seed {self.seed}, {' '.join(flag)}: apply"
-        self._start_and_kill("apply", *self._words, "--set", f"page-size={self.value}")
+        lease_s = self.chance.choice(self._leases_s)
+        self._start_and_kill("apply", *self._words, "--lease-s", str(lease_s), "--set", f"page-size={self.value}")
         for _ in range(self.chance.randint(0, 2)):
             then = self.chance.choice(ENDS)
             self.told += f", {then}"

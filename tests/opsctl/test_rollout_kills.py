@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from opsctl.rollout import journal
+from opsctl.service.manager import Lease, Override
 from tests.opsctl.kills import Kills
 from tests.opsctl.site import Site, wait_until
 
@@ -112,6 +113,32 @@ def test_a_second_rollout_is_locked_out_while_one_runs(make_site: MakeSite) -> N
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert side(site) == "old"
+
+
+def test_an_operator_elsewhere_is_locked_out_by_the_lease_and_leaves_the_rollout_alone(make_site: MakeSite) -> None:
+    site = make_site()
+    service = site.services[0]
+    service.arm(Lease("elsewhere", 60))
+    first = service.snapshot().invocation_id
+    ran = site.apply("--set", "page-size=32")
+    assert ran.code == 6, ran.err
+    assert service.lease_token() == "elsewhere" and service.snapshot().invocation_id == first
+    service.disarm("elsewhere")
+    assert site.apply("--set", "page-size=32").code == 0  # what was locked out is closed
+
+
+def test_a_rollout_that_comes_back_leaves_what_somebody_else_committed_meanwhile(make_site: MakeSite) -> None:
+    site = make_site()
+    kill_at(site, "soaking", "--set", "page-size=32", "--stable-s", "20", "--lease-s", "1")
+    wait_until(lambda: side(site) == "old", 15, "the dead-man")
+    service = site.services[0]
+    theirs = Override((*service.command().argv, "--page-size", "64"), {})
+    service.restore(theirs)
+    for word in ("resume", "abort"):
+        ran = site.rollout(word)
+        assert ran.code == 4, ran.err
+        assert "changed by somebody else" in ran.data["why"]
+    assert service.read_change().committed == theirs and ran.data["page_sent"] is True
 
 
 @pytest.mark.parametrize("seed", range(4))

