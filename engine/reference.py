@@ -36,7 +36,7 @@ EXIT_CODES = (
     (1, "failed: the reason is on standard error; for `serve`: a process died or was stuck, the evidence is in the run directory"),
     (2, "wrong arguments, or a setting that cannot be used"),
     (75, "`serve`: another node of the deployment ended; a service manager should start this one again"),
-    (130, "interrupted"),
+    (130, "interrupted; for `serve`: a second Ctrl-C broke the drain off"),
 )
 
 

@@ -7,6 +7,7 @@ Ends::
 
     SIGTERM, SIGINT      the API process drains and ends, then the ranks; exit 0. A rank that stands still cannot
                          drain: then stacks are saved, all are killed; exit 1. Before READY all are killed at once; exit 0
+    a second SIGINT      the drain is broken off, clients are told; exit 130
     a process dies       clients are told, stacks of the others are saved, all are killed; exit 1
     a rank is stuck      stacks and black boxes are saved, all are killed; exit 1   (--watchdog-timeout)
     held work lies       the same                                                   (--watchdog-timeout)
@@ -32,7 +33,7 @@ from types import FrameType
 
 from engine import blackbox, faults, keys
 from engine.config import Settings, run_directory
-from engine.launch import evidence, relay
+from engine.launch import evidence, relay, telling
 from engine.launch.children import Child, Family, base_environment, rank_environment
 from engine.launch.notify import Notifier
 from engine.launch.rundir import RunDirectory
@@ -44,10 +45,13 @@ _TICK_S = 0.1
 _STACKS_S = 10.0
 _STOP_S = 15.0
 _SAY_S = 5.0
+_HURRIED_S = 1.0
+_ONE_PRESS_S = 0.5  # a wrapper may pass on the SIGINT that the terminal has sent to everybody
 _LAST_WORDS_S = 6.0  # a little more than the API process takes at most to tell its clients
 _EXTEND_S = 30.0
 _STILL_S = 8.0
 USAGE = 2
+INTERRUPTED = 130
 PEER_ENDED = 75  # EX_TEMPFAIL: nothing is wrong here, start me again
 
 
@@ -82,6 +86,8 @@ class Launcher:
         self._run_dir = self._place.path
         self._family = Family()
         self._stop_signal = 0
+        self._asked_s = 0.0
+        self._hurried = False
         self._link: relay.Hub | relay.Spoke | None = None
         self._told_s = 0.0
         self._booted = False
@@ -153,37 +159,17 @@ class Launcher:
                 self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(_EXTEND_S * 1e6)}", "STATUS=loading")
             if now - said > _SAY_S:
                 said = now
-                _log.info("Starting for %.0f s: %s", now - begun, self._awaited())
+                _log.info("Starting for %.0f s: %s", now - begun, telling.awaited(self._family, self._boxes()))
             time.sleep(_TICK_S)
         self._booted = True
         if isinstance(self._link, relay.Hub):
             self._link.ready = True
         self._describe()
         self._notifier.send("READY=1", f"STATUS=serving, configuration {self._settings.digest[:12]}")
+        served = telling.served(self._settings, self._model, self._family, self._threads)
         _log.info("Ready: configuration %s, invocation %s%s, run directory %s", self._settings.digest[:12], self._invocation[:8],
-                  self._served(), self._run_dir)  # fmt: skip
+                  served, self._run_dir)  # fmt: skip
         return None
-
-    def _served(self) -> str:
-        """What is served, where and with how much, as rank 0 and the API process of this node have said."""
-        said = {child.rank: child.said.decode(errors="replace") for child in self._family.children}
-        if 0 not in said:
-            return ""
-        facts = json.loads(said[0])
-        _, host, port = said[None].split()
-        return (f", http://{f'[{host}]' if ':' in host else host}:{port}, {self._model.name}, {facts['device']}, {facts['dtype']}, "
-                f"tp {self._settings.parallel.tp}, {self._threads} threads a rank, context {facts['context']} tokens, "
-                f"KV pool {facts['pool_tokens']} tokens ({facts['pool_bytes'] / 1e9:.2f} GB a rank)")  # fmt: skip
-
-    def _awaited(self) -> str:
-        """What is not ready yet, in words."""
-        boxes = self._boxes()
-        waits = [child for child in self._family.children if child.rank in (None, 0) and not child.is_ready]
-        waits += [child for child in self._family.children if child.rank and child.rank not in boxes]
-        said = [f"{child.name} " + ("has not answered" if child.rank is None
-                                    else f"is in phase {boxes[child.rank].host.phase.name}" if child.rank in boxes
-                                    else "loads Python and PyTorch") for child in waits]  # fmt: skip
-        return "; ".join(said) or "waiting for the other nodes"
 
     def _all_seen(self) -> bool:
         """Every rank that this node answers for has a black box here: on node 0 those of the other nodes too."""
@@ -235,7 +221,7 @@ class Launcher:
         if dead is not None and dead.process.returncode == USAGE and not self._booted:
             return End(USAGE, f"{dead.name} cannot use a setting; its last line says which")
         if dead is not None:
-            return End(1, f"{dead.name} (pid {dead.pid}) ended with {_ending(dead)}", keep=True)
+            return End(1, f"{dead.name} (pid {dead.pid}) ended with {telling.ending(dead)}", keep=True)
         if self._link is not None:
             peer = self._link.turn()
             if peer is not None:
@@ -253,12 +239,17 @@ class Launcher:
     # Ending.
 
     def _finish(self, end: End) -> int:
-        _log.log(logging.INFO if end.code == 0 else logging.ERROR, "Ending: %s", end.why)
+        drains = end.drain and self._booted and self._stop_signal == signal.SIGINT
+        more = f"; requests in flight get at most {self._settings.server.drain_timeout_s:g} s; Ctrl-C again ends now" if drains else ""
+        _log.log(logging.INFO if end.code == 0 else logging.ERROR, "Ending: %s%s", end.why, more)
         self._notifier.send("STOPPING=1", f"STATUS={end.why}")
         if not end.drain or not self._booted:  # before READY nobody is served
             self._break_off(end.why, keep=end.keep)
             return end.code
         late = [] if self._still() else self._drain()
+        if self._hurried:
+            self._break_off("Ctrl-C again", keep=False)
+            return INTERRUPTED
         if self._still():
             ranks = ", ".join(map(str, self._still()))
             why = f"rank {ranks} has not moved for {_STILL_S:g} s: there is nothing to wait for"
@@ -270,7 +261,7 @@ class Launcher:
             _log.error("%s (pid %d) %s and is killed", child.name, child.pid, how)
         failed = [child for child in self._family.children if child not in late and child.process.returncode]
         for child in failed:
-            _log.error("%s (pid %d) ended with %s", child.name, child.pid, _ending(child))
+            _log.error("%s (pid %d) ended with %s", child.name, child.pid, telling.ending(child))
         return 1 if late or failed else end.code
 
     def _break_off(self, why: str, *, keep: bool) -> None:
@@ -283,7 +274,7 @@ class Launcher:
         if self._link is not None:
             self._link.end()
         if self._booted:
-            self._family.wait(api, _LAST_WORDS_S)
+            self._family.wait(api, _HURRIED_S if self._hurried else _LAST_WORDS_S)
 
     def _drain(self) -> list[Child]:
         """End in order, so that no answer is cut off; returns who did not end in time.
@@ -298,9 +289,11 @@ class Launcher:
             self._link.end()
             until = time.monotonic() + limit_s
             while any(child.process.poll() is None for child in ranks) and self._link.turn() is None and time.monotonic() < until:
+                if self._hurried:
+                    return []
                 time.sleep(_TICK_S)
         late = self._stop(api, limit_s)
-        if self._still():
+        if self._hurried or self._still():
             return late
         late += self._stop(ranks, _STOP_S)
         if isinstance(self._link, relay.Hub):
@@ -310,7 +303,7 @@ class Launcher:
     def _stop(self, children: list[Child], deadline_s: float) -> list[Child]:
         for child in children:
             child.stop()
-        return self._family.wait(children, deadline_s, lambda: bool(self._still()))
+        return self._family.wait(children, deadline_s, lambda: self._hurried or bool(self._still()))
 
     def _still(self) -> list[int]:
         """Ranks of this node that live and stand still: requests that they hold will not end. (Copies of other nodes' boxes
@@ -326,20 +319,15 @@ class Launcher:
         _log.error("Evidence is in %s%s", folder, f"; missing: {'; '.join(missing)}" if missing else "")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._stop_signal = number
+        now = time.monotonic()
+        if not self._stop_signal:
+            self._stop_signal, self._asked_s = number, now
+        elif number == signal.SIGINT and now - self._asked_s > _ONE_PRESS_S:
+            self._hurried = True
 
     def _describe(self) -> None:
         """``launcher.json``: who is who, for monitors and for people."""
-        api = next((child for child in self._family.children if child.rank is None), None)
-        said = api.said.decode(errors="replace").split() if api is not None else []
-        described = {
-            "pid": os.getpid(), "invocation_id": self._invocation, "api_pid": api.pid if api else None,
-            "host": said[1] if len(said) == 3 else self._settings.server.host,
-            "port": int(said[2]) if len(said) == 3 else self._settings.server.port,
-            "node_rank": self._settings.parallel.node_rank, "config_digest": self._settings.digest,
-            "ranks": [{"rank": child.rank, "pid": child.pid} for child in self._family.children if child.rank is not None],
-            "run_dir": str(self._run_dir), "ready": self._booted,
-        }  # fmt: skip
+        described = telling.described(self._settings, self._family, self._invocation, self._run_dir, ready=self._booted)
         scratch = self._run_dir / ".launcher.json"
         scratch.write_text(json.dumps(described, indent=1) + "\n")
         scratch.rename(self._run_dir / "launcher.json")
@@ -348,8 +336,3 @@ class Launcher:
 def _is_local(address: str) -> bool:
     host = address.rpartition(":")[0].strip("[]")
     return host == "localhost" or host.startswith("127.") or host == "::1"
-
-
-def _ending(child: Child) -> str:
-    code = child.process.returncode
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

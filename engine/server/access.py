@@ -4,7 +4,8 @@
 
 ``caller`` is the first 8 hex digits of the SHA-256 of the API key, or of the user agent where no key was sent.
 ``prompt_sha`` is defined in ``identity.prompt_sha``; both are ``-`` where there is nothing to hash. ``finish`` is
-OpenAI's reason, or ``refused``, ``error`` or ``disconnect``.
+OpenAI's reason, or ``refused``, ``error`` or ``disconnect``. After the first two comes ``reason=<code of the error>``.
+A request is refused before it generates, and fails while it does.
 """
 
 from __future__ import annotations
@@ -31,17 +32,21 @@ class Record:
         self._caller = _caller(request)
         self.open = True
 
-    def close(self, status: int, finish: str) -> None:
+    def close(self, status: int, finish: str, reason: str = "") -> None:
         if not self.open:
             return
         self.open = False
         log.info(
-            "req rid=%s caller=%s shape=%s prompt_sha=%s status=%d in=%d out=%d finish=%s",
+            "req rid=%s caller=%s shape=%s prompt_sha=%s status=%d in=%d out=%d finish=%s%s",
             self.rid, self._caller, self.shape, self.prompt_sha, status, self.prompt_tokens, self.completion_tokens, finish,
+            f" reason={reason}" if reason else "",
         )  # fmt: skip
 
     def refused(self, error: ApiError) -> None:
-        self.close(error.status, "refused" if error.status < 500 or error.status == 503 else "error")
+        self.close(error.status, "refused", error.code)
+
+    def failed(self, error: ApiError) -> None:
+        self.close(error.status, "error", error.code)
 
 
 def _caller(request: Request) -> str:

@@ -63,6 +63,9 @@ async def prompt_of(service: Service, messages: Sequence[Message], tools: Sequen
     ready = service.serving()
     check_messages(ready, len(messages))
     for number, message in enumerate(messages):
+        if message.content is None and message.role in ("user", "tool"):
+            name = f"messages[{number}].content"
+            raise bad(f"{name}: a message of the {message.role}'s needs one", param=name, code="missing_parameter")
         for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.type != "text" or part.text is None:
                 name = f"messages[{number}].content[{at}]"

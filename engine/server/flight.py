@@ -11,6 +11,9 @@ from engine.server.errors import ApiError
 from engine.server.metrics import Meters
 from engine.server.wire import Answer, Link
 
+SCHEDULER_REFUSED = "scheduler_refused"
+"""The code of an error that says that the scheduler did not take a request."""
+
 
 class Flight:
     """``with Flight(...) as flight``: whatever happens inside, nothing of it runs on afterwards.
@@ -99,9 +102,7 @@ class Flight:
                 return answer
             case Refused():
                 self._open.discard(answer.rid)
-                return ApiError(
-                    answer.status, answer.message, code="scheduler_refused", kind=answer.kind, retry_after_s=answer.retry_after_s
-                )
+                return ApiError(answer.status, answer.message, code=SCHEDULER_REFUSED, kind=answer.kind, retry_after_s=answer.retry_after_s)
             case Tokens(finish="error", blamed=True):
                 self._open.discard(answer.rid)
                 return ApiError(400, answer.error, code="generation_failed", kind="invalid_request_error")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine.server.access import Record
 from engine.server.answer import Delta, Job
 from engine.server.errors import ApiError, ClientGone
-from engine.server.flight import Flight
+from engine.server.flight import SCHEDULER_REFUSED, Flight
 from engine.server.json_response import JsonResponse
 from engine.server.service import Service
 from engine.server.size import body_bytes
@@ -35,6 +35,7 @@ async def generate(service: Service, request: Request, admit: Admit) -> Response
         ClientGone: the client left before anything was sent.
     """
     record = Record(request)
+    job: Job | None = None
     try:
         ready = service.serving()
         job = await admit(service, await read_body(request, body_bytes(ready)), record)
@@ -44,13 +45,18 @@ async def generate(service: Service, request: Request, admit: Admit) -> Response
         with flight:
             await unless_gone(request, _collect(job, flight))
     except ApiError as error:
-        record.refused(error)
+        record.completion_tokens = _used(job)
+        if job is None or error.code == SCHEDULER_REFUSED:
+            record.refused(error)
+        else:
+            record.failed(error)
         raise
     except ClientGone:
+        record.completion_tokens = _used(job)
         _left(service, record)
         raise
     except BaseException:
-        record.close(500, "error")
+        record.close(500, "error", "internal_error")
         raise
     _account(job, record)
     head = _head(service, record, job, job.answer.object_name)
@@ -137,10 +143,10 @@ async def _chunks(service: Service, job: Job, flight: Flight, record: Record) ->
     except ApiError as error:
         service.meters.refused(error)
         record.completion_tokens = _used(job)
-        record.close(error.status, "error")
+        record.failed(error)
         yield event(error.body())
     except Exception:
-        record.close(500, "error")
+        record.close(500, "error", "internal_error")
         raise
 
 
@@ -154,8 +160,9 @@ def _head(service: Service, record: Record, job: Job, object_name: str) -> dict[
     }
 
 
-def _used(job: Job) -> int:
-    return sum(choice.used for choice in job.answer.choices)
+def _used(job: Job | None) -> int:
+    """Tokens generated so far; none for a request that was not admitted."""
+    return sum(choice.used for choice in job.answer.choices) if job is not None else 0
 
 
 def _account(job: Job, record: Record) -> None:

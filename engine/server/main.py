@@ -177,9 +177,9 @@ async def _unless_broken(broken: asyncio.Future[str], work: Coroutine[None, None
 def _give_up(service: Service, why: str) -> None:
     """Nothing more will come from the scheduler: tell everybody who waits. Why is for the log; clients can do nothing with it."""
     service.draining = True
-    log.error("the engine broke (%s): %d requests in flight end with an error", why, service.link.in_flight)
-    text = "the engine failed before the answer was complete; the server is going down"
-    service.link.fail_all(ApiError(503, text, code="engine_failed", retry_after_s=_BROKEN_RETRY_S))
+    log.error("cannot go on (%s): %d requests in flight end with an error", why, service.link.in_flight)
+    text = "the engine ended before the answer was complete; the server is going down"
+    service.link.fail_all(ApiError(503, text, code="engine_ended", retry_after_s=_BROKEN_RETRY_S))
 
 
 def _model_folder(settings: Settings, env: Mapping[str, str]) -> Path:

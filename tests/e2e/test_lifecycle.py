@@ -71,7 +71,7 @@ def test_a_killed_process_ends_the_server_with_evidence_and_a_reason(model: Path
         assert served.process.wait(30) == 1
         if victim == "rank":
             wait_for(lambda: answers, 5, "an answer to the request that ran")
-            assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "engine_failed")
+            assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "engine_ended")
         assert f"(pid {pid}) ended with signal SIGKILL" in served.text()
         assert gone(family)
         folder = next(served.run_dir.glob("evidence-*"))
@@ -135,6 +135,21 @@ def test_a_server_that_wedges_while_it_drains_is_not_waited_for(model: Path, tmp
         assert time.monotonic() - begun < 20
         assert "has not moved for 8 s: there is nothing to wait for" in served.text()
         assert list(served.run_dir.glob("evidence-*/stacks-1.txt"))
+
+
+def test_a_second_ctrl_c_ends_a_drain_at_once_and_clients_are_told(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, *PLAIN, "--enable-faults", "--fault", "decode.slow:factor=200") as served:
+        answers = in_background(served, max_tokens=900)
+        wait_for(lambda: served.box(0).host.running, 10, "the request to run")
+        served.process.send_signal(signal.SIGINT)
+        wait_for(lambda: "requests in flight get at most 30 s; Ctrl-C again ends now" in served.text(), 5, "the line that says so")
+        wait_for(lambda: "shutting down: 1 requests in flight" in served.text(), 5, "the drain")
+        time.sleep(0.6)  # what follows sooner is the same press, passed on by a wrapper
+        begun = time.monotonic()
+        assert served.stop(signal.SIGINT) == 130
+        assert time.monotonic() - begun < 4
+        wait_for(lambda: answers, 5, "the answer")
+        assert answers[0].json()["error"]["code"] == "engine_ended"
 
 
 def test_an_idle_server_is_left_alone_by_its_watchdog(model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from tests.engine.api_process import Api, api_process
 
 LINE = re.compile(
     r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] req rid=(?P<rid>\S+) caller=(?P<caller>[0-9a-f]{8}|-) shape=(?P<shape>\w+|-) "
-    r"prompt_sha=(?P<sha>[0-9a-f]{8}|-) status=(?P<status>\d+) in=(?P<prompt>\d+) out=(?P<out>\d+) finish=(?P<finish>\w+)$",
+    r"prompt_sha=(?P<sha>[0-9a-f]{8}|-) status=(?P<status>\d+) in=(?P<prompt>\d+) out=(?P<out>\d+) finish=(?P<finish>\w+)"
+    r"(?: reason=(?P<reason>\w+))?$",
     re.MULTILINE,
 )
 SECRET = "correct-horse-battery"
@@ -30,7 +31,7 @@ def line_of(api: Api, rid: str) -> dict[str, str]:
     found: list[dict[str, str]] = []
 
     def there() -> bool:
-        found[:] = [match.groupdict() for match in LINE.finditer(api.log()) if match["rid"] == rid]
+        found[:] = [match.groupdict("") for match in LINE.finditer(api.log()) if match["rid"] == rid]
         return bool(found)
 
     api.scheduler.wait_for(there, f"the line of {rid}")
@@ -51,7 +52,7 @@ def test_a_client_that_knows_its_nonce_finds_its_line(api: Api) -> None:
     usage = answer.json()["usage"]
     assert line == {
         "rid": answer.json()["id"].removeprefix("chatcmpl-"), "caller": sha(SECRET), "shape": "text", "sha": sha("nonce 4711"),
-        "status": "200", "prompt": str(usage["prompt_tokens"]), "out": str(usage["completion_tokens"]), "finish": "stop",
+        "status": "200", "prompt": str(usage["prompt_tokens"]), "out": str(usage["completion_tokens"]), "finish": "stop", "reason": "",
     }  # fmt: skip
 
 
@@ -62,15 +63,15 @@ def test_the_shape_and_the_end_of_other_requests(api: Api) -> None:
         ("json-1", "chat/completions", {"response_format": {"type": "json_object"}, "max_tokens": 2}, ("json", "200", "length")),
         ("tool-1", "chat/completions", {"tools": [tool], "stream": True}, ("tool", "200", "stop")),
         ("regex-1", "chat/completions", {"regex": "a"}, ("grammar", "200", "stop")),
-        ("long-1", "chat/completions", {"max_tokens": 4000}, ("text", "400", "refused")),
-        ("bad-1", "chat/completions", {"frob": 1}, ("-", "400", "refused")),
+        ("long-1", "chat/completions", {"max_tokens": 4000}, ("text", "400", "refused", "context_length_exceeded")),
+        ("bad-1", "chat/completions", {"frob": 1}, ("-", "400", "refused", "unknown_parameter")),
         ("plain-1", "completions", {"prompt": "p"}, ("text", "200", "stop")),
         ("ids-1", "completions", {"prompt": [5, 6]}, ("text", "200", "stop")),
     ):
         parameters = body if "prompt" in body else {"messages": [{"role": "user", "content": "p"}], **body}
         api.client.post(f"/v1/{route}", json=parameters, headers={"x-request-id": rid})
         line = line_of(api, rid)
-        assert (line["shape"], line["status"], line["finish"]) == expected, rid
+        assert (line["shape"], line["status"], line["finish"], line["reason"]) == (*expected, "")[:4], rid
     assert line_of(api, "plain-1")["sha"] == sha("p")
     assert line_of(api, "ids-1")["sha"] == sha("5 6")
 

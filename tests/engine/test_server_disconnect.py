@@ -37,20 +37,29 @@ def started(api: Api, count: int) -> list[str]:
     return [request.rid for request in api.scheduler.requests]
 
 
+def tokens_taken(api: Api) -> int:
+    """How many tokens have come to answers: each is measured as a first one or as one after another."""
+    lines = [line.split() for line in api.client.get("/metrics").text.splitlines()]
+    names = ("lastbatch:time_to_first_token_seconds_count", "lastbatch:inter_token_latency_seconds_count")
+    return sum(int(float(line[1])) for line in lines if line[0] in names)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("said", ["", "some text"])
 def test_a_client_that_leaves_has_its_generations_aborted(api: Api, stream: bool, said: str) -> None:
     api.scheduler.script = api.scheduler.hangs_after(said)
-    before = len(api.scheduler.requests)
+    before, taken = len(api.scheduler.requests), tokens_taken(api)
     connection = send(api, stream=stream, n=2)
     rids = started(api, before + 2)[before:]
     if stream and said:
         assert b"text/event-stream" in connection.recv(4096)
+    told = len(api.scheduler.tokenizer.encode(said)) * len(rids)
+    api.scheduler.wait_for(lambda: tokens_taken(api) == taken + told, "all that is said")
     connection.close()
     api.scheduler.wait_for(lambda: set(rids) <= set(api.scheduler.aborted), "both aborts")
     rid = rids[0].rpartition("-")[0]
     api.scheduler.wait_for(
-        lambda: any(f"rid={rid} " in line and "finish=disconnect" in line for line in api.log().splitlines()), "the log line"
+        lambda: any(f"rid={rid} " in line and f"out={told} finish=disconnect" in line for line in api.log().splitlines()), "the log line"
     )
     api.scheduler.script = api.scheduler.says("Hello.")
     assert api.chat().status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -84,6 +85,7 @@ def test_after_the_drain_timeout_the_rest_is_told_and_it_still_exits_0(tmp_path:
         assert '"code":"draining"' in stream.result(10)
         assert api.process.wait(10) == 0
         assert "Traceback" not in api.log()
+        assert len(re.findall(r"status=503 in=\d+ out=[1-9]\d* finish=error reason=draining$", api.log(), re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize("draining", [False, True])
@@ -97,11 +99,12 @@ def test_when_the_engine_broke_whoever_waits_is_told_before_the_end(tmp_path: Pa
             api.process.terminate()
             api.scheduler.wait_for(lambda: api.client.get("/health").status_code == 503, "the drain")
         os.write(api.control, b"rank 1 (pid 7) ended with signal SIGKILL\n")
-        message = api.refused(whole.result(10), 503, "engine_failed")
+        message = api.refused(whole.result(10), 503, "engine_ended")
         assert "pid" not in message and int(whole.result().headers["retry-after"]) >= 1
-        assert '"code":"engine_failed"' in stream.result(10).splitlines()[-2]
+        assert '"code":"engine_ended"' in stream.result(10).splitlines()[-2]
         assert api.process.wait(10) == 1
-        assert "the engine broke (rank 1 (pid 7) ended with signal SIGKILL): 2 requests in flight" in api.log()
+        assert api.log().count(" finish=error reason=engine_ended") == 2
+        assert "cannot go on (rank 1 (pid 7) ended with signal SIGKILL): 2 requests in flight" in api.log()
         assert "Traceback" not in api.log()
 
 

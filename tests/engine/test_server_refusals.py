@@ -60,6 +60,7 @@ def _normal_script(api: Api) -> None:
         ({"repetition_penalty": 1e30}, 400, "invalid_value", "repetition_penalty"),
         ({"regex": "a" * (2**19 + 1)}, 400, "grammar_too_large", "regex"),
         ({"messages": [{"role": "user"}] * 1025}, 400, "context_length_exceeded", "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, 400, "missing_parameter", "messages[0].content"),
         ({"top_logprobs": 2}, 400, "invalid_value", "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, 400, "invalid_value", "stream_options"),
         ({"modalities": ["text", "audio"]}, 400, "invalid_value", "modalities[1]"),
