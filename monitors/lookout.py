@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from monitors import engines
 from monitors.capture.bundle import auth_headers
 from monitors.fleet import Deployment, Node, Service
+from monitors.judge import ending
+from monitors.judge.ending import Ending
 from monitors.judge.holding import Holding
 from monitors.judge.markup import Markup
 from monitors.judge.power import Bands, Load
@@ -37,7 +39,6 @@ _PROBE_AFTER_S = 15.0
 _PROBE_EVERY_S = 20.0
 _PROBE_DEADLINE_S = 15.0
 _GONE = frozenset({"gone", "Z", "X"})
-_ORDERED = ("0/", "15/", "143")  # exit status 0, and the signal by which a service manager stops a unit, in both spellings
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Look:
     """``boxes`` by rank, without events; ``gaps`` says what could not be read, one line each; ``load`` is all that the
     server did since the last look, None when that is mixed or not known; ``errors`` are the engine's own counters of them
     that have grown since the last look, and by how much; ``slots`` says which slots leak and ``markup`` how many answers held
-    markup, empty for none; ``orphans`` are ranks of an earlier start that live on."""
+    markup, empty for none; ``orphans`` are ranks of an earlier start that live on; ``ending`` is how the server ends, by its log."""
 
     sample: Sample
     boxes: Mapping[int, boxes.Box]
@@ -56,6 +57,7 @@ class Look:
     slots: str = ""
     markup: str = ""
     orphans: tuple[Process, ...] = ()
+    ending: Ending = field(default_factory=Ending)
 
 
 @dataclass
@@ -74,6 +76,7 @@ class _Source:
     kinds: Counter[str] = field(default_factory=Counter)
     last_batch: BatchLine | None = None
     slots: Slots = field(default_factory=Slots)
+    ending: Ending = field(default_factory=Ending)
     standing: Standing | None = None  # on another node
     gaps: list[str] = field(default_factory=list)
 
@@ -132,10 +135,20 @@ class Lookout:
         gaps += self.devices.gaps
         gaps += [text for text in (self._page_gap, self._holding.complaint) if text]
         self._told(notices)
+        if ended and not found:  # what counters and log last said is about a server that is no more
+            self._values, self._holding = None, Holding()
+            for source in self._sources:
+                source.last_batch = None
         sample = self._sample(now, found, ended)
         errors, self._errors = self._errors, {}
         slots = next((text for source in self._sources if (text := source.slots.stuck(now))), "")
-        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, slots, self._markup.told(), self._kin.orphans)
+        return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, slots, self._markup.told(), self._kin.orphans,
+                    self._ending())  # fmt: skip
+
+    def _ending(self) -> Ending:
+        """An order first: the services of a group go down together, and some of them only because the others do."""
+        endings = [source.ending for source in self._sources]
+        return min(endings, key=lambda one: (one.order is None, not one.cause), default=Ending())
 
     def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)
@@ -243,11 +256,13 @@ class Lookout:
                 piped = source.service.log == "-"
                 source.log = stdin.Piped(sys.stdin.buffer) if piped else logfile.Follower(source.service.log, source.asked(remote))
             lines = source.log.poll()
-            reading = Reading([Entry(text, 0) for text in lines.value] if lines.value is not None else None, lines.reason)
+            found = [Entry(text, number) for number, text in enumerate(lines.value, 1)] if lines.value is not None else None
+            reading = Reading(found, lines.reason)
             entries = reading.value or []
         if reading.reason:
             source.gaps.append(reading.reason)
         read = batchlog.read(entries, self.dialect, "log")
+        source.ending = source.ending.take(read)
         if read.batches:
             source.last_batch = read.batches[-1]
             source.seen += sum(1 for line in read.batches if line.progress)
@@ -292,4 +307,4 @@ class Lookout:
 
 def _is_end(notice: Notice) -> bool:
     """Whether a line tells of an end that nobody ordered."""
-    return notice.kind == "restart" or (notice.kind == "exit" and not notice.fields.get("status", "").startswith(_ORDERED))
+    return notice.kind == "restart" or (notice.kind == "exit" and not ending.asked_for(notice))

@@ -23,6 +23,7 @@ NoticeKind = Literal[
     "collective_timeout", "recorder", "restart", "exit", "killed", "memory",
     "desync", "enqueued", "retraction", "transfer_error", "grammar_error", "accepted", "finished", "compiling",
     "device_lost", "network", "probe_refused", "orderly", "no_memory_free", "fallback", "leak", "native_frames",
+    "stopping", "started",
 ]  # fmt: skip
 _SHARED = "libraries"
 

@@ -14,6 +14,8 @@ from monitors.judge.ranks import RankView, odd_ones, place, told, views
 from monitors.judge.scene import Cite, Scene
 from monitors.judge.stands import BUSY, COMPUTING, ELSEWHERE, WAITING, Standing, stand_of
 
+_AS_ORDERED = ("ended", "rank_gone", "member_gone", "health_down")  # a server that was told to stop is gone because of it
+
 
 def find(scene: Scene) -> Findings:
     """Every finding that the scene bears, by name, in the order in which a report tells them."""
@@ -35,6 +37,9 @@ def find(scene: Scene) -> Findings:
     ):
         for name, finding in part:
             found.setdefault(name, finding)
+    if "ordered" in found:
+        for name in _AS_ORDERED:
+            found.pop(name, None)
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from monitors.judge import ending
 from monitors.judge.progress import Judgement, Sample, State
 
 _LOOP_WINDOW_S = 900.0
@@ -37,20 +38,39 @@ class Incident:
 
 @dataclass(frozen=True)
 class Book:
-    """``ends`` are the times at which invocations ended, newest last; ``paged`` is when each page key went out; ``told`` is
-    the title of the page whose end nobody has been told of."""
+    """``ends`` are the times at which invocations ended, newest last, and ``causes`` of what; ``paged`` is when each page key
+    went out; ``told`` is the title of the page whose end nobody has been told of; ``named`` is the invocation whose wedge was
+    declared last."""
 
     open: Incident | None = None
     ends: tuple[float, ...] = ()
     paged: Mapping[str, float] = field(default_factory=dict)
     told: str = ""
+    causes: tuple[str, ...] = ()
+    named: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"open": asdict(self.open) if self.open else None, "ends": list(self.ends), "paged": dict(self.paged), "told": self.told}
+        opened = asdict(self.open) if self.open else None
+        return {"open": opened, "ends": list(self.ends), "causes": list(self.causes), "paged": dict(self.paged), "told": self.told,
+                "named": self.named}  # fmt: skip
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Book:
-        return Book(Incident(**raw["open"]) if raw["open"] else None, tuple(raw["ends"]), dict(raw["paged"]), str(raw.get("told", "")))
+        opened = Incident(**raw["open"]) if raw["open"] else None
+        return Book(opened, tuple(raw["ends"]), dict(raw["paged"]), str(raw.get("told", "")), tuple(raw.get("causes", ())),
+                    str(raw.get("named", "")))  # fmt: skip
+
+    @property
+    def row(self) -> int:
+        """How many ends of one kind make a row: those of the last one's cause, itself among them."""
+        causes = [cause for _, cause in _timed(self)]
+        return sum(ending.alike(cause, causes[-1]) for cause in causes) if causes else 0
+
+
+def _timed(book: Book) -> list[tuple[float, str]]:
+    """Each end with its cause; nothing is known of those that an older monitor wrote down."""
+    unknown = ("",) * (len(book.ends) - len(book.causes))
+    return list(zip(book.ends, (*unknown, *book.causes), strict=True))
 
 
 def resumed(book: Book, alarming: Callable[[str], bool]) -> Book:
@@ -61,12 +81,13 @@ def resumed(book: Book, alarming: Callable[[str], bool]) -> Book:
         return book
     finished = bool(opened.bundle) and (not alarming(opened.verdict) or page_key(opened, opened.verdict) in book.paged)
     # The time of its end stays with a crash that is counted again, or two restarts of a monitor would make a loop.
-    ends = book.ends if finished or opened.kind != "crash" else book.ends[:-1]
-    return book if finished else replace(book, open=None, ends=ends)
+    timed = _timed(book) if finished or opened.kind != "crash" else _timed(book)[:-1]
+    ends, causes = tuple(at for at, _ in timed), tuple(cause for _, cause in timed)
+    return book if finished else replace(book, open=None, ends=ends, causes=causes)
 
 
-def decide(book: Book, judgement: Judgement, sample: Sample, now_unix_s: float) -> tuple[Book, Decision]:
-    """What this turn's judgement means for the book."""
+def decide(book: Book, judgement: Judgement, sample: Sample, now_unix_s: float, cause: str = "") -> tuple[Book, Decision]:
+    """What this turn's judgement means for the book. ``cause``: of what a server that ends now dies, by its log."""
     opened = book.open
     if judgement.state is State.ended:
         if opened and opened.invocation == sample.invocation:
@@ -76,22 +97,28 @@ def decide(book: Book, judgement: Judgement, sample: Sample, now_unix_s: float) 
             return book, Decision.none
         if not judgement.changed:
             return book, Decision.none
+        if cause == ending.WATCHDOG and sample.invocation and book.named == sample.invocation:
+            return book, Decision.ended  # it moved for a moment while it was killed; it dies of the wedge all the same
         # A clock that was set back leaves times in the future: they are of no use, and must not count for ever.
-        ends = (*(t for t in book.ends if abs(now_unix_s - t) < _LOOP_WINDOW_S), now_unix_s)
+        timed = [*((at, why) for at, why in _timed(book) if abs(now_unix_s - at) < _LOOP_WINDOW_S), (now_unix_s, cause)]
         incident = Incident("crash", f"crash:{sample.invocation}", sample.invocation, now_unix_s)
-        return replace(book, open=incident, ends=ends), Decision.declare_crash
+        ends, causes = tuple(at for at, _ in timed), tuple(why for _, why in timed)
+        return replace(book, open=incident, ends=ends, causes=causes), Decision.declare_crash
     if judgement.state is State.stalled:
         key = f"wedge:{sample.invocation}:{sample.steps}"
         if opened and opened.key == key:
             return book, Decision.none
         if opened and opened.kind == "wedge" and opened.invocation == sample.invocation and not judgement.changed:
             return book, Decision.none
-        return replace(book, open=Incident("wedge", key, sample.invocation, now_unix_s)), Decision.declare_wedge
+        wedge = Incident("wedge", key, sample.invocation, now_unix_s)
+        return replace(book, open=wedge, named=sample.invocation), Decision.declare_wedge
     if opened is None or judgement.state is State.unknown:
         return book, Decision.none
-    if opened.invocation != sample.invocation:
+    serves = judgement.state in (State.busy, State.slow, State.idle)
+    # Where starts have no names, one that serves again is another than the one that died.
+    if opened.invocation != sample.invocation or (opened.kind == "crash" and not sample.invocation and serves and judgement.changed):
         return replace(book, open=None), Decision.restarted
-    if opened.kind == "wedge" and judgement.state in (State.busy, State.slow, State.idle) and judgement.changed:
+    if opened.kind == "wedge" and serves and judgement.changed:
         return _maybe_recovered(book, opened, sample)
     return book, Decision.none
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from monitors.engines.dialect import NoticeKind
+from monitors.judge import ending
 from monitors.judge.finding import Finding
-from monitors.judge.scene import Cite, Log, Notice, Scene
+from monitors.judge.scene import Cite, Log, Scene
 
 _KINDS: tuple[NoticeKind, ...] = (
     "watchdog", "peer_wait", "rpc_timeout", "health_failed", "memory", "killed", "crash", "exit", "retraction", "transfer_error",
     "grammar_error", "compiling", "device_lost", "network", "probe_refused", "fallback", "native_frames", "orderly", "no_memory_free",
 )  # fmt: skip
-_OF_A_STOP = frozenset({"KeyboardInterrupt", "SystemExit", "CancelledError", "GeneratorExit", "BrokenPipeError", "ClientDisconnect"})
-_ORDERED = ("0", "15", "TERM", "SUCCESS")
+_OF_THE_END = frozenset({"exit", "killed", "native_frames"})  # what a process that was told to stop may say while it does
 _SURVIVABLE = frozenset({"crash", "native_frames", "memory", "killed", "device_lost"})
 _HEALTH_ROUTES = ("/health", "/healthz", "/ping", "/v1/models", "/health_generate", "/readyz", "/livez", "/api/ps", "/health/ready")
 _STILL_SAYS = 400  # an access line's status from here on is a refusal
@@ -47,9 +47,10 @@ def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
             )
     current = [_life(one) for one in scene.logs]
     for kind in _KINDS:
-        notices = [notice for one in current for notice in one.notices if notice.kind == kind and not _asked_for(notice)]
+        notices = [notice for one in current for notice in one.notices if notice.kind == kind and not ending.asked_for(notice)]
         if notices:
-            times = f" ({len(notices)} times)" if len(notices) > 1 else ""
+            same = sum(ending.words(notice.text) == ending.words(notices[-1].text) for notice in notices)
+            times = f" ({same} times)" if same > 1 else ""
             lived = kind in _SURVIVABLE and _survived(scene, notices[-1].cite)
             yield f"{kind}_survived" if lived else kind, Finding(f"log: {notices[-1].text[:200]}{times}", notices[-1].cite)
 
@@ -76,7 +77,9 @@ def ends(scene: Scene) -> Iterator[tuple[str, Finding]]:
     if restarts:
         last = restarts[-1]
         counts = [int(n.fields["count"][:9]) for n in restarts if n.fields.get("count")]
-        many = max(counts, default=1) >= 2 or len(restarts) >= 2 or "too quickly" in last.text
+        # A counter counts whatever ended: what was of another kind is no part of a loop.
+        others = sum(ending.others(one) for one in scene.logs)
+        many = max([*counts, len(restarts)]) - others >= 2 or "too quickly" in last.text
         name = "restarts" if many else "restart"
         starts = [one.starts for one in scene.logs if len(one.starts) > 1]
         lives = (
@@ -84,7 +87,10 @@ def ends(scene: Scene) -> Iterator[tuple[str, Finding]]:
         )
         yield name, Finding(f"service manager: {last.text[:160]}{lives}", last.cite)
     yield from _units(scene)
-    tracebacks = [t for one in scene.logs for t in _life(one).tracebacks if t.kind.rpartition(".")[2] not in _OF_A_STOP]
+    orders = [order for one in scene.logs if (order := ending.order(one))]
+    if orders:
+        yield "ordered", Finding(f"the server was told to stop: {orders[-1].text[:160]}", orders[-1].cite)
+    tracebacks = [t for one in scene.logs for t in _life(one).tracebacks if t.kind.rpartition(".")[2] not in ending.OF_A_STOP]
     if tracebacks:
         last_one = tracebacks[-1]
         what = f"{last_one.kind}: {last_one.message}" if last_one.kind else "the log is cut before the exception's own line"
@@ -103,7 +109,7 @@ def _units(scene: Scene) -> Iterator[tuple[str, Finding]]:
             return cites.get(key, Cite("systemctl-show.txt"))
 
         restarts = values.get("NRestarts", "0")
-        if restarts.isdigit() and int(restarts[:9]) >= 2:
+        if restarts.isdigit() and int(restarts[:9]) - sum(ending.others(one) for one in scene.logs) >= 2:
             yield "restarts", Finding(f"the service manager has restarted the unit {restarts} times", cite("NRestarts"))
         attempts = values.get("FailedAttempts", "0")
         if attempts.isdigit() and int(attempts[:9]) >= 2:
@@ -123,11 +129,6 @@ def _units(scene: Scene) -> Iterator[tuple[str, Finding]]:
             yield "unit_down", Finding(text, cite("ActiveState"))
 
 
-def _asked_for(notice: Notice) -> bool:
-    """Whether an exit is one that somebody ordered, by its status."""
-    return notice.kind == "exit" and notice.fields.get("status", "").split("/")[0] in _ORDERED
-
-
 def _survived(scene: Scene, cite: Cite) -> bool:
     """Whether batches went on in the same log behind a line that looks like an end."""
     return any(sum(1 for line in one.batches if line.progress and line.cite.line > cite.line) >= 2 for one in scene.logs
@@ -137,7 +138,11 @@ def _survived(scene: Scene, cite: Cite) -> bool:
 def _life(one: Log) -> Log:
     """A log without what belongs to an earlier life of the server. A journal tells lives apart by itself; in a plain
     file the last line that says ready begins the last one, unless nothing has gone wrong since (then what went wrong
-    before it is why the server was started again)."""
+    before it is why the server was started again). What it says of its end once it was told to stop is not in it."""
+    order = ending.order(one)
+    if order is not None:
+        one = replace(one, notices=tuple(n for n in one.notices if n.kind not in _OF_THE_END or n.cite.line < order.cite.line),
+                      tracebacks=tuple(t for t in one.tracebacks if t.cite.line < order.cite.line))  # fmt: skip
     ready = max((n.cite.line for n in one.notices if n.kind == "ready"), default=0)
     later = [t.cite.line for t in one.tracebacks if t.cite.line > ready] + [n.cite.line for n in one.notices if n.cite.line > ready]
     if one.starts or not ready or not later:

@@ -32,11 +32,10 @@ _EMPTY, _REMOVE, _READABLE = 'rm -f "$1"/*', 'rm -f "$1"', 'chmod 644 "$1"'
 _AS_USER = 'export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"; exec "$@"'
 _WRITE = 'set -e; mkdir -p "$1"; umask "$3"; cat >"$1/.opsctl.$$"; sync "$1/.opsctl.$$"; mv -f "$1/.opsctl.$$" "$1/$2"; sync "$1"'
 
-SCRIPTS = (_LEFTOVERS, _PIDS, _OWED, _EMPTY, _REMOVE, _READABLE, _WRITE)
+# The start that is told to stop is written down first: a monitor that sees it end looks there whether that was ordered.
+_MARK = 'mkdir -p "$1" && systemctl "$2" show -p InvocationID --value "$3" >"$1/ordered"'
+SCRIPTS = (_LEFTOVERS, _PIDS, _OWED, _EMPTY, _REMOVE, _READABLE, _WRITE, _MARK)
 """Whatever shell text this file sends to a node (see ``gate.py``)."""
-
-# The start that is told to stop is written down before, where a monitor looks whether an end was ordered.
-_STOP = 'mkdir -p "$1" && systemctl "$2" show -p InvocationID --value "$3" >"$1/ordered"; exec systemctl "$2" --no-block stop "$3"'
 
 
 class Node(Protocol):
@@ -189,6 +188,7 @@ class SystemdService:
 
     def begin_stop(self) -> None:
         self._deadman.touch()
+        self.do(_MARK, self._paths()[2], self._scope, self._unit)  # without it there is one page too many
         self._systemctl("--no-block", "stop", self._unit)
 
     # The change and its dead-man.

@@ -53,13 +53,47 @@ def test_a_heartbeat_is_fetched_and_a_failure_is_told_once(tmp_path: Path) -> No
         until(lambda: len(told) == 2 and told[1]["ok"], "and that it is over")
 
 
+ENDED, NEXT = "ab" * 16, "cd" * 16
+
+
+def told(text: str, mono_s: float | None = None, invocation: str = ENDED) -> tuple[str, str]:
+    found = planned.told(text, mono_s, invocation)
+    return (found.event, found.text) if found else ("", "")
+
+
 def test_a_lease_is_read_as_systemd_units_and_embedded_services_keep_it() -> None:
-    assert "lease tok1" in planned.held("100.5 9\ntok1 16000\n", None)
-    assert not planned.held("300.5 9\ntok1 16000\n", None)  # long ended
+    assert "lease tok1" in told("uptime 100.5 9\nlease tok1 16000\n")[1]
+    assert told("uptime 300.5 9\nlease tok1 16000\n") == ("", ""), "long ended"
     record = json.dumps({"token": "tok2", "until_mono": 130.0, "ttl_s": 60})
-    assert "lease tok2" in planned.held(f"100.5 9\n\n{record}", 100.0)
-    assert not planned.held(f"300.5 9\n\n{record}", 300.0)
-    assert not planned.held("100.5 9\n\n", None) and not planned.held("", None) and not planned.held("100 1\n\n{cut", None)
+    assert "lease tok2" in told(f"uptime 100.5 9\nlease \nheld {record}", 100.0)[1]
+    assert told(f"uptime 300.5 9\nheld {record}", 300.0) == ("", "")
+    for nothing in ("uptime 100.5 9\nlease \nheld \n", "", "uptime 100 1\nheld {cut"):
+        assert told(nothing) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        f"ordered {ENDED}",
+        f"stopping {json.dumps({'INVOCATION_ID': ENDED, 'MESSAGE': 'Stopping x'})}",
+        f"state {json.dumps({'ordered': ENDED, 'invocation_id': NEXT})}",
+    ],
+    ids=["opsctl on a unit", "systemctl stop", "an embedded service"],
+)
+def test_a_start_that_was_told_to_stop_is_no_crash_and_the_next_one_is(mark: str) -> None:
+    assert told(f"uptime 100.5 9\n{mark}") == ("planned_end", "the service manager was told to stop it")
+    assert told(f"uptime 100.5 9\n{mark}", invocation=f"{NEXT}+{ENDED}")[0] == "planned_end", "its group goes down with it"
+    assert told(f"uptime 100.5 9\n{mark}", invocation=NEXT) == ("", "")
+    # An engine that does not say which start it is: the unit's last one is asked for.
+    assert told(f"uptime 100.5 9\n{mark}\ninvocation {NEXT}", invocation="") == ("", "")
+
+
+def test_a_dead_mans_revert_is_told_as_one() -> None:
+    record = json.dumps({"ordered": ENDED, "ordered_by": "tok3"})
+    for marks in (f"state {record}", "lease tok3 9000\nreverted tok3"):
+        event, text = told(f"uptime 100.5 9\n{marks}")
+        assert event == "deadman_reverted" and "operator is gone" in text and "opsctl rollout resume" in text
+    assert told("uptime 100.5 9\nlease tok4 9000\nreverted tok3")[0] == "planned_end", "of an earlier rollout"
 
 
 def test_an_end_under_a_rollouts_lease_is_no_crash(tmp_path: Path) -> None:

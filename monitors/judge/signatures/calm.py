@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitors.judge.signatures.signature import HELD, MOVES, STALL, WEDGED, Signature
+from monitors.judge.signatures.signature import DEATH, HELD, MOVES, STALL, WEDGED, Signature
 from monitors.judge.verdict import Class
 
 CALM: tuple[Signature, ...] = (
@@ -46,6 +46,14 @@ CALM: tuple[Signature, ...] = (
         unless=("no_progress", "watchdog", "rpc_timeout", "zero_lines_repeat", "counters_flat"),
         supports=("peer_wait", "health_failed", "health_down"),
         decides="a second sample of stacks and counters",
+    ),
+    Signature(
+        Class.idle_not_hung,
+        (("ordered",),),
+        0.7,
+        unless=("no_progress", "watchdog", "rpc_timeout", *DEATH),
+        supports=("nothing_held", "all_at_rest", "unit_down"),
+        against=("work_held",),
     ),
     Signature(
         Class.health_lies,

@@ -1,0 +1,60 @@
+"""How a server ends, by its log: told to stop, or of what."""
+
+from __future__ import annotations
+
+import pytest
+
+from monitors import engines
+from monitors.judge import ending
+from monitors.judge.ending import Ending
+from monitors.judge.scene import Log
+from monitors.observe import batchlog
+
+STARTED = "[opsctl] Started s: main process 7, invocation ab."
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line {0}, in step\n    work()\n{1}'
+EXIT = "[opsctl] Main process exited, code=exited, status=1\n[opsctl] Failed with result 'exit-code'. Restarting in 1 s."
+AGAIN = "[opsctl] Scheduled restart job, restart counter is at {0}.\n" + STARTED
+DECODE = "[2026-03-02 10:00:05 TP0] Decode batch, #running-req: 2, #token: 9, gen throughput (token/s): 5.0, #queue-req: 1"
+
+
+def log(*lines: str, engine: str = "lastbatch") -> Log:
+    return batchlog.read_text(("\n".join(lines) + "\n").encode(), engines.load(engine), "server.log")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Stopping flash.service - The server...", "Mar 02 10:00:06 host systemd[1]: Stopping The server...", "[opsctl] Stopping.",
+     "[2026-03-02 10:00:05] Ending: SIGTERM", "[2026-03-02 10:00:05] SIGTERM received. Draining requests and shutting down..."],
+)  # fmt: skip
+def test_an_order_is_told_by_the_service_manager_or_by_the_server(line: str) -> None:
+    found = ending.order(log(STARTED, DECODE, line, "[opsctl] Main process exited, code=killed, status=9/KILL", engine="sglang"))
+    assert found is not None or "Ending" in line
+    assert ending.order(log(STARTED, line)) is not None
+    assert ending.order(log(STARTED, line, "[opsctl] Stopped.", STARTED)) is None, "another start has begun"
+
+
+def test_an_order_that_comes_after_the_death_is_none_and_a_child_is_told_to_stop_by_a_parent_that_fails() -> None:
+    died = ending.order(log(STARTED, EXIT, "[opsctl] Stopped while it was waiting to be restarted."))
+    failing = ending.order(log(STARTED, TRACE.format(3, "ValueError: no"), "worker 3 received SIGTERM"))
+    assert died is None and failing is None
+    assert ending.order(log("Stopped flash.service - The server.", "Started flash.service - The server.")) is None, "a restart by itself"
+
+
+def test_a_cause_is_an_exception_before_an_exit_and_forgotten_when_the_server_works_on() -> None:
+    trace = TRACE.format(31, "TypeError: 7 is not it")
+    assert Ending().take(log(STARTED, trace, EXIT)).cause == "TypeError: # is not it"
+    assert Ending().take(log(STARTED, trace, DECODE)).cause == ""
+    assert Ending().take(log(STARTED, EXIT)).cause.startswith("exit: ")
+    # What the next start says takes the place; until then the last one's end is still to be read.
+    state = Ending().take(log(STARTED, trace, EXIT, AGAIN.format(1)))
+    assert state.cause.startswith("TypeError") and state.take(log("x")).cause == ""
+
+
+def test_deaths_are_counted_by_cause_and_a_watchdogs_and_ordered_ones_are_no_crash() -> None:
+    watchdog = "[2026-03-02 10:00:05] Ending: rank 0 has not moved for 60 s (--watchdog-timeout 60)"
+    trace = TRACE.format(31, "TypeError: 7 is not it")
+    told = log(STARTED, watchdog, EXIT, AGAIN.format(1), trace, EXIT, AGAIN.format(2), "[opsctl] Stopping.", STARTED, trace, EXIT)
+    assert ending.deaths(told) == ["watchdog", "TypeError: # is not it", "TypeError: # is not it"]
+    assert ending.others(told) == 1
+    assert ending.others(log(STARTED, trace, EXIT, AGAIN.format(1), EXIT)) == 1, "an exit without a word is not known to be of that kind"
+    assert ending.others(log(STARTED, EXIT, AGAIN.format(1), EXIT)) == 0
