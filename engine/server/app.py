@@ -47,7 +47,10 @@ ROUTES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
 HEALTH_ROUTES: tuple[tuple[str, str], ...] = (
     ("/health", "200 as soon as this process answers, 503 from SIGTERM on; says nothing of the scheduler"),
     ("/health_generate", "200 when one token came within --health-generate-timeout, else 503 with the reasons"),
-    ("/health_scheduler", "200 when every rank's black box is fresh and its process alive, else 503 with the reasons"),
+    (
+        "/health_scheduler",
+        "200 when every rank's black box is fresh and its process alive, else 503 with the reasons; `loading` until then",
+    ),
 )
 """For the reference page."""
 

@@ -47,6 +47,11 @@ def faults_of(reading: RankReading, *, now_mono_ns: int, max_age_s: float, alive
     return found
 
 
+def is_dead(reading: RankReading) -> bool:
+    """Whether the rank has left a box on this host and its process is gone."""
+    return reading.snapshot is not None and reading.local and not process_lives(reading.snapshot.header.pid)
+
+
 def process_lives(pid: int) -> bool:
     """Whether a process of this host runs; a zombie does not."""
     try:

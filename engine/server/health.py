@@ -3,6 +3,7 @@
 ``/health``             does this process answer? Says nothing of the scheduler or the model. 503 from SIGTERM on.
 ``/health_generate``    does a token come out, within ``--health-generate-timeout``? Slow behind a long prefill.
 ``/health_scheduler``   is every rank's black box fresh and its process alive? No inference; says nothing of the answers.
+                        While it loads it says so, with 503.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.messages import Generate, Sampling
-from engine.server.boxes import RankReading, faults_of, read_ranks
+from engine.server.boxes import RankReading, faults_of, is_dead, read_ranks
 from engine.server.errors import ApiError
 from engine.server.flight import Flight
 from engine.server.json_response import JsonResponse
@@ -60,9 +61,12 @@ def scheduler_health(service: Service) -> Response:
     now_ns = time.monotonic_ns()
     readings = read_ranks(service.run_directory, service.settings.parallel.tp)
     reasons = [reason for reading in readings for reason in faults_of(reading, now_mono_ns=now_ns, max_age_s=limit)]
+    status = "failed" if reasons else "ready"
     if service.link.ready is None:
         reasons.append("loading: the scheduler has not said that it is ready")
-    body = {"status": "failed" if reasons else "ready", "reasons": reasons, "ranks": [_shown(reading, now_ns) for reading in readings]}
+        # A rank that loads has no box yet, or an old record; only its death is a failure.
+        status = "failed" if any(is_dead(reading) for reading in readings) else "loading"
+    body = {"status": status, "reasons": reasons, "ranks": [_shown(reading, now_ns) for reading in readings]}
     return JsonResponse(body, status_code=503 if reasons else 200)
 
 

@@ -79,12 +79,41 @@ RANKS: tuple[Metric, ...] = (
     Metric("lastbatch:phase_rolling_max_seconds", "gauge", ("rank", "phase"), "Longest single stay of the last 30 to 60 s"),
 )
 
+_COUNTERS: dict[str, str] = {
+    "requests_received": "Requests that came from the API process",
+    "requests_finished": "Requests that came to their end",
+    "requests_aborted": "Requests given up because their client left, or had what it wanted",
+    "requests_rejected": "Requests that the scheduler refused",
+    "prompt_tokens": "Prompt tokens processed",
+    "cached_tokens": "Prompt tokens taken from the prefix cache",
+    "generated_tokens": "Tokens generated",
+    "executed_tokens": "Tokens that went through the model, drafts that were rejected among them",
+    "useful_tokens": "Tokens that went through the model and were kept",
+    "drafted_tokens": "Tokens that the drafter proposed",
+    "accepted_tokens": "Proposed tokens that were accepted",
+    "retractions": "Requests put back into the queue because the KV pool was full",
+    "batches_prefill": "Batches that read prompts",
+    "batches_decode": "Batches that generated one token a request",
+    "batches_verify": "Batches that checked drafts",
+    "grammar_compiles": "Requests whose grammar was compiled, or found compiled",
+    "grammar_failures": "Requests whose grammar could not be compiled",
+    "pages_total": "Pages of the KV pool",
+    "pages_free": "Pages of the KV pool that are free",
+    "pages_cached": "Pages that the prefix cache owns",
+    "pages_pending": "Pages given back that a batch on its way may still read",
+    "running": "Requests in the running batch",
+    "waiting": "Requests that wait for their turn",
+    "grammar_waiting": "Requests that wait for their grammar to be compiled",
+}
+OF_EVERY_RANK = frozenset({"executed_tokens", "useful_tokens", "batches_prefill", "batches_decode", "batches_verify", "running"})
+"""Those of the black box's counters that every rank keeps; the others are rank 0's, which alone decides."""
+
 COUNTED: tuple[Metric, ...] = tuple(
     Metric(
         f"lastbatch:rank_{name}" + ("" if name in STATES else "_total"),
         "gauge" if name in STATES else "counter",
         _RANK,
-        f"The black box's {name.replace('_', ' ')}" + ("" if name in STATES else " since start"),
+        _COUNTERS[name] + ("" if name in STATES else ", since the server is ready") + ("" if name in OF_EVERY_RANK else "; of rank 0"),
     )
     for name in COUNTERS
 )

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric as Family
 
 from engine.blackbox import COUNTERS, Phase, Snapshot
 from engine.server.boxes import RankReading
-from engine.server.metrics import COUNTED, DASHBOARD, RANKS, Metric
+from engine.server.metrics import COUNTED, DASHBOARD, OF_EVERY_RANK, RANKS, Metric
 
 Sample = tuple[tuple[str, ...], float]
 
@@ -40,7 +40,8 @@ class RankCollector:
         for metric in RANKS[1:]:
             yield _family(metric, [sample for rank, box in known.items() for sample in _of_rank(metric.name, rank, box, now_ns)])
         for metric, name in zip(COUNTED, COUNTERS, strict=True):
-            yield _family(metric, [((rank,), float(box.host.counters[name])) for rank, box in known.items()])
+            own = {rank: box for rank, box in known.items() if rank == "0" or name in OF_EVERY_RANK}
+            yield _family(metric, [((rank,), float(box.host.counters[name])) for rank, box in own.items()])
         first = known.get("0")
         values = _dashboard(first, self._page_size) if first is not None else {}
         for metric in DASHBOARD:

@@ -19,7 +19,7 @@ import pytest
 
 from engine import config
 from engine.server.listener import listen
-from tests.engine.api_process import api_process
+from tests.engine.api_process import api_process, write_box
 from tests.engine.scripted_scheduler import ready
 
 
@@ -29,7 +29,11 @@ def test_before_ready_it_answers_and_generates_nothing(tmp_path: Path) -> None:
         for answer in (api.chat(), api.complete(), api.client.get("/health_generate")):
             assert "loading" in api.refused(answer, 503, "loading")
             assert int(answer.headers["retry-after"]) >= 1
-        assert api.client.get("/health_scheduler").status_code == 503
+        asked = api.client.get("/health_scheduler")
+        assert (asked.status_code, asked.json()["status"]) == (503, "loading")
+        box = write_box(api.run_directory, 0, api.settings, pid=2**22 - 1)  # nobody's
+        assert api.client.get("/health_scheduler").json()["status"] == "failed"
+        box.close()
         assert api.client.get("/server_info").json()["status"] == "loading"
         assert api.client.get("/v1/models").json()["data"][0]["id"] == "tiny"
         assert "lastbatch:ready 0.0" in api.client.get("/metrics").text

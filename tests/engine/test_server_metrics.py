@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.blackbox import COUNTERS, Phase
-from engine.server.metrics import METRICS, STATES
+from engine.server.metrics import COUNTED, METRICS, OF_EVERY_RANK, STATES
 from tests.engine.api_process import Api, api_process, write_box
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -64,7 +64,7 @@ def test_the_table_is_pinned() -> None:
         "request_duration_seconds", "rank_up", "rank_record_age_seconds",
     } <= names  # fmt: skip
     assert len(names) == len(METRICS)
-    assert set(COUNTERS) > STATES
+    assert set(COUNTERS) > STATES and set(COUNTERS) > OF_EVERY_RANK
 
 
 def test_the_boxes_values_are_shown(api: Api) -> None:
@@ -86,7 +86,11 @@ def test_the_boxes_values_are_shown(api: Api) -> None:
     assert samples["lastbatch:phase_calls_total", frozenset({("rank", "0"), ("phase", "schedule")})] == 1
     assert samples["lastbatch:rank_phase", frozenset({("rank", "0"), ("phase", "wait_device")})] == 1
     assert samples["lastbatch:rank_phase", frozenset({("rank", "0"), ("phase", "idle")})] == 0
-    assert samples["lastbatch:rank_up", frozenset({("rank", "1")})] == 1
+    rank1 = frozenset({("rank", "1")})
+    assert samples["lastbatch:rank_up", rank1] == 1
+    counted = {name for name, labels in samples if labels == rank1} & {metric.name for metric in COUNTED}
+    own = {f"lastbatch:rank_{name}_total" for name in OF_EVERY_RANK - STATES} | {"lastbatch:rank_running"}
+    assert counted == own, "what rank 0 alone knows is not there as 0"
 
 
 def test_a_rank_without_a_box_is_down_and_its_numbers_are_gone(api: Api) -> None:
