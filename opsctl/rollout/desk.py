@@ -216,7 +216,10 @@ class Desk:
 
     def _ended(self, result: Result, entry: Journal) -> Result:
         if result.state is State.committed:
-            self.survey.committed(entry.plan, result, utc_now())
+            try:
+                self.survey.committed(entry.plan, result, utc_now())
+            except OSError as error:  # the nodes run it all the same
+                self._waiter.talk(f"what callers get now could not be recorded: {error}")
         return result
 
     def _refuse_unfinished(self) -> None:

@@ -13,7 +13,7 @@ BODY = {"model": "", "messages": [{"role": "user", "content": "a pulse"}], "max_
 
 
 def main(url: str, file: Path) -> None:
-    with httpx.Client(timeout=10, trust_env=False) as client, file.open("a") as out:
+    with httpx.Client(timeout=2, trust_env=False) as client, file.open("a") as out:
         while True:
             begun = time.monotonic()
             try:
