@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shlex
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -14,9 +15,11 @@ from pathlib import Path
 import httpx
 
 from opsctl.load.client import Client, NoServer
+from opsctl.load.shapes import PLAIN
 
 _POLL_S = 0.2
 _STOP_S = 30.0
+_LOADING = 503
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ async def opened(place: Place, env: Mapping[str, str], log: Path | None = None) 
         if place.command:
             await stack.enter_async_context(_started(place, env, log))
         await client.find_model()
+        if place.command:
+            await _loaded(client, place, log)
         yield client
 
 
@@ -80,6 +85,16 @@ async def _ready(place: Place, process: asyncio.subprocess.Process, log: Path | 
                 await asyncio.sleep(_POLL_S)
         raise NoServer(f"{place.command}: ended with {process.returncode} before it served{where}")
     raise NoServer(f"{place.command}: does not serve at {place.url} after {place.boot_s:g} s{where}")
+
+
+async def _loaded(client: Client, place: Place, log: Path | None) -> None:
+    """Until it generates: a server may name its model while it still loads it, and answers 503 so long."""
+    until = client.clock() + place.boot_s
+    while (came := await client.learn_tokens(PLAIN, random.Random(0))).status == _LOADING:
+        if client.clock() > until:
+            where = f"; its log is {log}" if log else ""
+            raise NoServer(f"{place.command}: still answers {came.status} after {place.boot_s:g} s ({came.note}){where}")
+        await asyncio.sleep(_POLL_S)
 
 
 async def _answers(place: Place) -> bool:

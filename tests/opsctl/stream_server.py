@@ -26,9 +26,9 @@ class StreamServer:
     """``most_open`` is the most requests that were open at once; ``bodies`` is all that was asked."""
 
     def __init__(self, *, port: int = 0, token_s: float = 0.002, refuses: bool = False, wedges: bool = False,
-                 lapses: int = 1 << 30, context: int = 1 << 30, together: int = 0) -> None:  # fmt: skip
+                 lapses: int = 1 << 30, context: int = 1 << 30, together: int = 0, loading: int = 0) -> None:  # fmt: skip
         self.token_s, self.refuses, self.wedges, self.lapses, self.context = token_s, refuses, wedges, lapses, context
-        self.longest, self.together = 0, together
+        self.longest, self.together, self.loading = 0, together, loading
         self.bodies: list[dict[str, Any]] = []
         self.open = self.most_open = 0
         self.decoding = {True: 0, False: 0}
@@ -91,6 +91,9 @@ class StreamServer:
             return
         if not constrained and sum("response_format" not in one for one in self.bodies) > self.lapses:
             http.give(503, {"error": {"message": "no room"}})
+            return
+        if len(self.bodies) <= self.loading:
+            http.give(503, {"error": {"message": "loading"}})
             return
         if trouble == "deaf":
             self.closing.wait(30)
@@ -163,8 +166,8 @@ def streaming(**options: Any) -> Iterator[StreamServer]:
 
 
 def main() -> None:
-    """``stream_server.py PORT TOKEN_S``: a process of its own, until SIGTERM."""
-    StreamServer(port=int(sys.argv[1]), token_s=float(sys.argv[2]))
+    """``stream_server.py PORT TOKEN_S``: a process of its own, until SIGTERM. Its first requests find it loading."""
+    StreamServer(port=int(sys.argv[1]), token_s=float(sys.argv[2]), loading=3)
     signal.pause()
 
 

@@ -48,9 +48,9 @@ def look(served: Served, folder: Path) -> tuple[dict[str, object], float]:
 
 
 def still(served: Served) -> bool:
-    """Nothing has moved for two seconds although work is held: what somebody is called for."""
+    """Nothing has moved for five seconds although work is held: what somebody is called for."""
     before = [(box.host.progress_ns, box.device.begun, box.device.ended) for box in map(served.box, (0, 1))]
-    time.sleep(2.0)
+    time.sleep(5.0)
     after = [(box.host.progress_ns, box.device.begun, box.device.ended) for box in map(served.box, (0, 1))]
     return before == after and served.box(0).host.held > 0
 
@@ -65,7 +65,7 @@ def main() -> int:
                 served.complete()
                 if fault:
                     trigger(served, fault)
-                    wait_for(lambda served=served: still(served), 40, f"{fault}: a wedge")
+                    wait_for(lambda served=served: still(served), 60, f"{fault}: a wedge")
                 data, seconds = look(served, folder)
         first = data["faults"][0]  # type: ignore[index]
         told = first["verdict"] in classes and seconds <= DEADLINE_S + 1
