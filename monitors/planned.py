@@ -19,8 +19,11 @@ from monitors.remote import NodeError, Remote
 _GRACE_S = 60.0  # a dead-man's restart comes after its lease has ended
 _DEADLINE_S = 6.0
 _UNIT_STOPPING = "de5b426a63be47a7b6ac3eaac82e2f6f"  # systemd's message that a stop job has begun; its invocation is the one that ends
-# One line for each mark. $1: the dead-man's folder of the unit, $2: an embedded service's, $3: the unit, empty where systemd has none.
+# One line for each mark. $1: the dead-man's folder of the unit, $2: an embedded service's, $3: the unit, empty where systemd
+# has none; $5: of which of its managers.
 _ASK = r"""
+export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
+[ "$5" = --system ] || set -- "$XDG_RUNTIME_DIR/${1#/run/}" "$2" "$3" "$4" "$5" USER_
 echo "uptime $(cat /proc/uptime)"
 echo "lease $(cat "$1/lease" 2>/dev/null || cat "$1/lease.ended" 2>/dev/null)"
 echo "reverted $(cat "$1/reverted" 2>/dev/null)"
@@ -28,8 +31,8 @@ echo "ordered $(cat "$1/ordered" 2>/dev/null)"
 echo "held $(cat "$2/lease.json" 2>/dev/null)"
 echo "state $(cat "$2/state.json" 2>/dev/null)"
 [ -n "$3" ] || exit 0
-echo "invocation $(systemctl show -p InvocationID --value "$3" 2>/dev/null)"
-echo "stopping $(timeout 3 journalctl -q -n 1 -o json MESSAGE_ID="$4" UNIT="$3" 2>/dev/null)"
+echo "invocation $(systemctl "$5" show -p InvocationID --value "$3" 2>/dev/null)"
+echo "stopping $(timeout 3 journalctl -q -n 1 -o json MESSAGE_ID="$4" "${6}UNIT=$3" 2>/dev/null)"
 """
 _INVOCATION = re.compile(r"[0-9a-f]{32}")
 
@@ -59,8 +62,9 @@ def end(deployment: Deployment, remotes: Mapping[str, Remote], invocation: str) 
 
 def _question(service: Service, manager: str) -> list[str]:
     embedded = f"{service.run_dir}/.supervisor" if service.run_dir else "/nonexistent"
-    unit = service.unit if manager == "systemd" else ""
-    return ["sh", "-c", _ASK, "sh", f"/run/opsctl/{service.unit}", embedded, unit, _UNIT_STOPPING]
+    unit = "" if manager == "embedded" else service.unit
+    scope = "--user" if manager == "systemd-user" else "--system"
+    return ["sh", "-c", _ASK, "sh", f"/run/opsctl/{service.unit}", embedded, unit, _UNIT_STOPPING, scope]
 
 
 def told(text: str, mono_s: float | None, invocation: str = "") -> Planned | None:
