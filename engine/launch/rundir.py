@@ -20,6 +20,7 @@ class RunDirectory:
 
     Raises (from the constructor):
         ConfigError: it cannot be made, or another server holds it.
+        OSError: its disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,8 +42,12 @@ class RunDirectory:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
             os.close(lock)
             raise ConfigError(f"--run-dir: {self.path} is in use by a server (pid {holder}); stop it or give another --name") from None
-        os.truncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        try:
+            os.truncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            os.close(lock)
+            raise OSError(error.errno, error.strerror, str(self.path / "lock")) from error  # a full disk may have room again
         return lock
 
     def _sweep(self) -> None:
