@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from engine.unknown_flags import refusal
+
 _T = TypeVar("_T")
 
 CPU_POOL_TOKENS = 32768
@@ -281,7 +283,10 @@ def parse(args: Sequence[str]) -> Settings:
     Raises:
         ConfigError: an unknown flag, a value of the wrong kind or a combination that cannot work.
     """
-    found = vars(parser().parse_args(list(args)))
+    namespace, left = parser().parse_known_args(list(args))
+    if left:
+        raise ConfigError(refusal(left, (name for option in options() for name in (option.flag, *option.aliases))))
+    found = vars(namespace)
     tree: dict[str, dict[str, Any]] = {}
     for target, value in found.items():
         group, name = target.split(".", 1)

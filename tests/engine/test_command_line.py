@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import cli
+from engine import cli, config
+from engine.unknown_flags import ELSEWHERE
 from tests.tiny_models import tiny_model
 
 
@@ -78,6 +79,15 @@ def test_what_can_be_served_passes_the_check(model: Path) -> None:
         (("--port", "http"), "--port: invalid int value: 'http'"),
         (("--nnodes", "2", "--tp", "2", "--dist-init-addr", "10.0.0.1:http"), "is not HOST:PORT of node 0"),
         (("--enable-faults", "--fault", "no.such"), "fault 'no.such' is unknown"),
+        (("--prot", "30001"), "--prot is not a flag of this engine; did you mean --port?"),
+        (("--contxt-length=99", "--tp", "1"), "--contxt-length is not a flag of this engine; did you mean --context-length?"),
+        (
+            ("--disable-cuda-graph", "--max-model-len", "4096"),
+            "--disable-cuda-graph is not a flag of this engine: there are no",
+        ),
+        (("--max-model-len", "4096"), "--context-length means the same"),
+        (("--qqqqqqqq",), "--qqqqqqqq is not a flag of this engine; `lastbatch serve --help` lists them"),
+        (("30001",), "'30001' stands alone"),
         (("--model", "/nowhere"), "--model: /nowhere: no config.json there"),
     ],
 )
@@ -107,3 +117,10 @@ def test_texts_are_read_by_the_check(model: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jinja").write_text("{% if %}")
     code, err = checked(model, "--chat-template", str(tmp_path / "bad.jinja"))
     assert code == 2 and err.startswith("lastbatch config: --chat-template: ") and "line 1" in err
+
+
+def test_no_flag_is_said_to_be_missing_that_is_there() -> None:
+    there = {name for option in config.options() for name in (option.flag, *option.aliases)}
+    assert not there & ELSEWHERE.keys()
+    named = {word.rstrip(",;") for hint in ELSEWHERE.values() for word in hint.split() if word.startswith("--")}
+    assert named <= there
