@@ -14,7 +14,7 @@ import pytest
 
 from monitors import daemon, fleet
 from monitors.capture import bundle
-from monitors.judge.progress import Limits
+from monitors.judge.progress import Limits, State
 from tests.e2e.nodes import SystemdNode, boot, missing
 from tests.monitors.cluster import HEALTHY, HERE, ROOT, until, web
 
@@ -82,5 +82,13 @@ def test_a_wedged_unit_is_declared_captured_and_followed_through_its_restart(nod
             turn_until("ended")
             turn_until("restarted")
             assert not [event for event in events if event["event"] == "crash_declared"], "its death belongs to the wedge"
+            # One that rests, and that somebody restarts: the journal and the unit say that it was told to stop.
+            rests = UNIT.replace("symmetric 40", "idle")
+            assert machine.run(["sh", "-c", "cat > /etc/systemd/system/small.service"], stdin=rests.encode()).code == 0
+            assert machine.run(["systemctl", "daemon-reload"]).code == machine.run(["systemctl", "restart", "small.service"]).code == 0
+            until(lambda: watch.turn().state is State.idle, f"it rests; {events}", 40)
+            assert machine.run(["systemctl", "restart", "small.service"]).code == 0
+            assert "told to stop" in turn_until("planned_end")["text"]
+            assert not [event for event in events if event["event"] == "crash_declared"]
         finally:
             watch.close()
