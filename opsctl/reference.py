@@ -23,6 +23,7 @@ from engine.reference import Table
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl import commandline
+from opsctl.playbooks.schema import Playbook
 from opsctl.playbooks.tolerances import PROBES
 
 _FIELD = re.compile(r"^\s*(?P<name>[A-Za-z_]+)\s*(?::|=)")
@@ -36,7 +37,15 @@ def fleet_keys() -> Table:
     return Table("The fleet file", intro, ("key", "type", "default", "meaning"), rows)
 
 
-def _keys(model: type[BaseModel], at: str) -> Iterator[tuple[str, str, str, str]]:
+def playbook_keys() -> Table:
+    rows = tuple(_keys(Playbook, ""))
+    intro = "YAML in `playbooks/`, beside the fleet file or packaged; `opsctl playbook lint` names file and line of what is wrong."
+    return Table("Playbooks", intro, ("key", "type", "default", "meaning"), rows)
+
+
+def _keys(model: type[BaseModel], at: str, shown_at: dict[type[BaseModel], str] | None = None) -> Iterator[tuple[str, str, str, str]]:
+    """A row for each key below a table. A kind of table that was shown before is named and not shown again."""
+    shown_at = {} if shown_at is None else shown_at
     comments = _comments(model)
     for name, field in model.model_fields.items():
         if (at, name) in (("", "path"), ("deployment.NAME", "name")):
@@ -46,8 +55,12 @@ def _keys(model: type[BaseModel], at: str) -> Iterator[tuple[str, str, str, str]
         if inner is not None:
             below = f"{key}.NAME" if get_origin(field.annotation) is dict else f"{key}[]" if many else key
             said = comments.get(name) or _first_sentence(inner)
+            if inner in shown_at:
+                yield f"`{below}`", f"as `{shown_at[inner]}`", "", said
+                continue
+            shown_at[inner] = below
             yield f"`{below}`", "table", "", said
-            yield from _keys(inner, below)
+            yield from _keys(inner, below, shown_at)
             continue
         default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
         shown = "needed" if field.is_required() else "" if default in ("", (), {}, None) else f"`{json.dumps(default)}`"
@@ -59,9 +72,9 @@ def _table_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     for part in get_args(annotation):
-        found, _ = _table_of(part)
+        found, many = _table_of(part)
         if found is not None:
-            return found, get_origin(annotation) is tuple
+            return found, many or get_origin(annotation) is tuple
     return None, False
 
 
@@ -146,7 +159,7 @@ def _command(path: str, command: Any) -> Iterator[tuple[str, str, str, str]]:
 
 def page() -> str:
     """The whole page."""
-    ours = (fleet_keys(), exit_codes(), commands("opsctl"), commands("hang-monitor"), probes())
+    ours = (fleet_keys(), exit_codes(), commands("opsctl"), commands("hang-monitor"), playbook_keys(), probes())
     return "\n".join((of_the_engine.page(), *(table.markdown() for table in ours)))
 
 

@@ -47,16 +47,16 @@ class Need(_Table):
 class Expectation(_Table):
     """A probe with what is tolerated."""
 
-    probe: str
-    tolerance: dict[str, Any] = Field(default_factory=dict)
+    probe: str  # its name; see the probes below
+    tolerance: dict[str, Any] = Field(default_factory=dict)  # what that probe may be told
 
 
 class Change(_Table):
     """A change of flags and environment, as ``opsctl rollout apply`` takes it."""
 
-    set: dict[str, Any] = Field(default_factory=dict)
-    unset: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    set: dict[str, Any] = Field(default_factory=dict)  # flag to value; true for a flag without one
+    unset: tuple[str, ...] = ()  # flags that go
+    env: dict[str, str] = Field(default_factory=dict)  # variables of the service's environment
     incident: bool = False  # go by the recorded baseline: the server is down or wedged
 
     @field_validator("set")
@@ -87,17 +87,17 @@ class Step(_Table):
     """One thing to do: exactly one of run, rollout, load, repro, fault, page. ``expects``: exit codes of a command that mean
     that it went as wished. ``when``: of a rollback; ``failed`` keeps a change that held."""
 
-    name: Name
+    name: Name  # its own in the playbook
     run: str = ""  # a command line; $FLEET and $DEPLOYMENT are filled in, and no shell sees it
     rollout: Change | None = None
     load: dict[str, Any] | None = None  # flags of `opsctl load run`
     repro: Experiment | None = None  # an experiment, carried out by `opsctl repro run`
     fault: str = ""  # NAME[:key=value,...], armed through the admin route; all are lifted when the playbook ends
     page: str = ""  # a text for the people of the fleet file
-    deadline_s: float = Field(gt=0, le=86400)
-    approval: Approval = ""
-    expects: tuple[int, ...] = (0,)
-    when: Literal["always", "failed"] = "always"
+    deadline_s: float = Field(gt=0, le=86400)  # it is ended after it, with all that it started
+    approval: Approval = ""  # the kind of approval without which it is not done
+    expects: tuple[int, ...] = (0,)  # exit codes that mean that it went as wished
+    when: Literal["always", "failed"] = "always"  # of a rollback: failed keeps a change that held
 
     @field_validator("expects", mode="before")
     @classmethod
@@ -169,14 +169,14 @@ class Playbook(_Table):
     a rollout and a response are what one reaches for when it does not, so there it is only told.
     """
 
-    name: Name
-    kind: Literal["rollout", "response", "experiment", "drill"]
-    summary: str
-    needs: tuple[Need, ...] = ()
-    hypothesis: tuple[Expectation, ...]
-    method: tuple[Step, ...]
-    rollbacks: tuple[Step, ...] = ()
-    after: Literal["hypothesis"] | tuple[Expectation, ...] = "hypothesis"
+    name: Name  # the file's, without .yaml
+    kind: Literal["rollout", "response", "experiment", "drill"]  # what it is for
+    summary: str  # one sentence
+    needs: tuple[Need, ...] = ()  # what must be there; each has one key
+    hypothesis: tuple[Expectation, ...]  # what must hold, before (an experiment, a drill) and after
+    method: tuple[Step, ...]  # what is done, in this order; each step does one thing
+    rollbacks: tuple[Step, ...] = ()  # what undoes it, once a step has acted
+    after: Literal["hypothesis"] | tuple[Expectation, ...] = "hypothesis"  # the word hypothesis, or what must hold beside it
     drill: Drill | None = None
 
     @model_validator(mode="after")
