@@ -10,9 +10,12 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+import msgspec
+
 from monitors import engines
 from monitors.fleet import Caller
 from opsctl.callers import matrix, path, traffic
+from opsctl.callers.answer import Answered
 from opsctl.callers.foresee import refused
 from opsctl.rollout import checks, throughput
 from opsctl.rollout.before import Before
@@ -48,18 +51,16 @@ class Comparison:
     def before(self, at_utc: str) -> Before:
         """The look before a change. Raises ApiError when the server does not answer as any server must; Crash, Deadline,
         ServiceError."""
-        say = self._waiter.talk
-        greedy = self._during("greedy answers", lambda: drift.answers(self._ask))
-        rungs = {}
-        for rung in self._rungs():
-            climbed = self._climb(rung)
-            if climbed.kind in _LOST:  # no change can be blamed for it, so none may be made on top of it
-                raise ApiError(f"{rung.name}: {climbed.kind} before anything was changed: {climbed.detail}")
-            rungs[rung.name] = climbed.kind
-        classes = self._during("the callers' requests", lambda: matrix.ask_all(self._scope.callers, self._ask, self._nonce))
-        for caller in self._scope.callers:
-            if not matrix.sent(caller):
-                say(f"{caller.name}: not sent (never-live)")
+        unsent = [caller.name for caller in self._scope.callers if not matrix.sent(caller)]
+        if unsent:
+            self._waiter.talk(f"not sent (never-live): {', '.join(unsent)}")
+
+        # All in one call: each call looks at every service before and after, and on distant nodes that is what takes time.
+        def look() -> tuple[dict[str, str], dict[str, str], dict[str, Answered]]:
+            rungs = {rung.name: self._lost_is_no_baseline(rung, self._climb(rung)) for rung in self._rungs()}
+            return drift.answers(self._ask), rungs, matrix.ask_all(self._scope.callers, self._ask, self._nonce)
+
+        greedy, rungs, classes = self._during("what the server answers now", look, 16.0 + len(self._scope.callers))
         speed = self._speed() if self._scope.allowance_pct is not None else None
         return Before(
             at_utc=at_utc, classes={name: found.kind for name, found in classes.items()}, rungs=rungs, greedy=greedy, exact=self._exact(),
@@ -72,8 +73,7 @@ class Comparison:
         before = self._scope.before
         if before is not None and before.greedy and self._scope.same_model:
             yield checks.run("drift", lambda: self._drift(before), self._watch)
-        for rung in self._rungs():
-            yield checks.run(rung.name, lambda rung=rung: self._judge(rung, self._climb(rung)), self._watch)  # type: ignore[misc]
+        yield from self._ladder()
         if self._scope.callers:
             yield checks.run("callers", self._callers, self._watch)
         if any(caller.via for caller in self._scope.callers):
@@ -115,11 +115,36 @@ class Comparison:
 
     # The smoke ladder.
 
+    def _ladder(self) -> Iterator[Check]:
+        """Climbed in one call, up to the first rung that is lost."""
+        rungs: list[ladder.Rung] = []
+        climbed: dict[str, ladder.Climbed] = {}
+
+        def climb() -> None:
+            rungs.extend(self._rungs())
+            for rung in rungs:
+                climbed[rung.name] = self._climb(rung)
+                if self._judge(rung, climbed[rung.name]).outcome is Outcome.failed:
+                    return
+
+        def whole() -> Check:
+            self._during("the smoke ladder", climb, 16.0)
+            return checks.passed("smoke ladder", "")
+
+        found = checks.run("smoke ladder", whole, self._watch)
+        for rung in rungs:
+            if rung.name in climbed:
+                yield checks.run(rung.name, lambda rung=rung: self._judge(rung, climbed[rung.name]), self._watch)  # type: ignore[misc]
+            elif found.outcome is not Outcome.passed:
+                yield msgspec.structs.replace(found, name=rung.name)
+                return
+        if not rungs:
+            yield found if found.outcome is not Outcome.passed else checks.inconclusive("smoke ladder", "no rung may be sent")
+
     def _rungs(self) -> list[ladder.Rung]:
         unsent = [caller.request for caller in self._scope.callers if not matrix.sent(caller)]
-        context = self._watch.during("the context length", self._api.context_length, _SHORT_S)
         found = []
-        for rung in ladder.rungs(self._ask, self._nonce, context=context, faulty=self._faulty):
+        for rung in ladder.rungs(self._ask, self._nonce, context=self._api.context_length(), faulty=self._faulty):
             if ladder.left_out(rung, unsent):
                 self._waiter.talk(f"{rung.name}: not sent: requests of its shape are marked never-live in the fleet file")
             else:
@@ -128,7 +153,13 @@ class Comparison:
 
     def _climb(self, rung: ladder.Rung) -> ladder.Climbed:
         will, _ = refused(self._scope.flags, rung.shape, self._dialect)
-        return self._during(rung.name, lambda: ladder.climb(rung, lambda kind: kind in (rung.want, will)), 6.0)
+        return ladder.climb(rung, lambda kind: kind in (rung.want, will))
+
+    def _lost_is_no_baseline(self, rung: ladder.Rung, climbed: ladder.Climbed) -> str:
+        """No change can be blamed for a rung that is lost already, so none may be made on top of it. Raises ApiError."""
+        if climbed.kind in _LOST:
+            raise ApiError(f"{rung.name}: {climbed.kind} before anything was changed: {climbed.detail}")
+        return climbed.kind
 
     def _judge(self, rung: ladder.Rung, found: ladder.Climbed) -> Check:
         will, why = refused(self._scope.flags, rung.shape, self._dialect)
@@ -220,8 +251,7 @@ class Comparison:
         found = {}
         for manager in self._target.managers:
             try:
-                code, out, _ = manager.run(("cat", "/proc/loadavg"), _SHORT_S)
-                found[manager.node] = float(out.split()[0]) if not code else float("nan")
+                found[manager.node] = float(manager.read_file("/proc/loadavg").split()[0])
             except (ServiceError, OSError, ValueError, IndexError):
                 continue
         return found

@@ -26,7 +26,7 @@ TABLES: Tables = json.loads("""{"units": [], "scripts": [], "files": [], "collec
 _WORD = re.compile(r"^[A-Za-z0-9_.:@+=,-]*$")
 _HEX = re.compile(r"^[0-9a-f]{1,64}$")
 _MATCH = re.compile(r"^(_SYSTEMD_INVOCATION_ID|INVOCATION_ID|OBJECT_SYSTEMD_INVOCATION_ID|MESSAGE_ID|_PID)=[0-9a-f]+$")
-_READS = re.compile(r"^(/proc/(\d+/cmdline|uptime)|/run/[A-Za-z0-9_./@-]+/rank-\d+\.box)$")
+_READS = re.compile(r"^(/proc/(\d+/cmdline|uptime|loadavg)|/run/[A-Za-z0-9_./@-]+/rank-\d+\.box)$")
 _SETTING = re.compile(r"^(#.*|\[Service\]|ExecStart=.*|Environment=.*|BindReadOnlyPaths=.*|)$")
 
 
@@ -82,7 +82,9 @@ def _journalctl(argv: list[str], stdin: bytes, tables: Tables, program: str) -> 
     head, rest = argv[:6], argv[6:]
     if head != ["journalctl", "-o", "json", "--all", "--no-pager", "-q"]:
         return "not this journalctl"
-    if rest[:1] == ["--after-cursor"]:
+    if rest and re.fullmatch(r"--since=-\d+s", rest[0]):
+        rest = rest[1:]
+    elif rest[:1] == ["--after-cursor"]:
         rest = rest[2:]
     return "" if rest and all(word == "+" or _MATCH.match(word) for word in rest) else "not these lines of the journal"
 
