@@ -22,7 +22,7 @@ from monitors.capture.manifest import utc
 from monitors.captures import Captures
 from monitors.judge import alarm, incidents
 from monitors.judge.alarm import Due
-from monitors.judge.incidents import Decision
+from monitors.judge.incidents import SERVES, Decision
 from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance
 from monitors.judge.verdict import Class, Verdict
 from monitors.lookout import Look, Lookout
@@ -133,6 +133,8 @@ class Watch:
         if decision is not Decision.none:
             self._act(decision, judgement, look)
             self._keep_book()
+        elif self._book.starting and self._book.open is None and judgement.state in SERVES:
+            self._owe(self._pager.over(self._book, Decision.restarted))
         self._sample = look.sample
         self._finish_capture()
         self._page_when_due()
@@ -172,7 +174,8 @@ class Watch:
             self._capture("crash", _CRASH_BUDGET_S, {"state": judgement.state.value, "ended": True, "ends": self._book.row})
         else:
             self._emit(decision.value, quiet_s=round(judgement.quiet_s, 2))
-            self._owe(self._pager.over(self._book, decision))
+            again = decision is Decision.restarted and judgement.state not in SERVES
+            self._owe(self._pager.restarting(self._book) if again else self._pager.over(self._book, decision))
 
     def _was_planned(self, look: Look) -> bool:
         """Whether an end was ordered, which is told once and pages nobody: a rollout proves, reverts and pages by itself."""
@@ -350,5 +353,5 @@ def _body(deployment: fleet.Deployment, verdict: Verdict, folder: Path) -> str:
     lines = [f"{verdict.verdict.value} (confidence {verdict.confidence:.2f}) on {deployment.name}, {os.uname().nodename}"]
     lines += [f"suspect: {suspect}" for suspect in verdict.suspects[:4]]
     lines += [f"- {item.text}" for item in verdict.evidence if item.supports][:6]
-    lines += [f"runbook: {verdict.runbook}", f"bundle: {folder}"]
+    lines += [f"runbook: opsctl runbook show {verdict.verdict.value}", f"bundle: {folder}"]
     return "\n".join(lines)

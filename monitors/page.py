@@ -9,8 +9,9 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+Kind = Literal["failure", "warning", "success"]  # apprise's words, by which a service picks its colour or its priority
 _DEADLINE_S = 20.0
 _USERINFO = re.compile(r"//[^/\s]*@")
 
@@ -23,7 +24,7 @@ class Paged:
     reason: str = ""
 
 
-def send(urls: Sequence[str], title: str, body: str, *, deadline_s: float = _DEADLINE_S) -> Paged:
+def send(urls: Sequence[str], title: str, body: str, *, kind: Kind = "warning", deadline_s: float = _DEADLINE_S) -> Paged:
     """Send to every URL, all at once. ``sent`` is true when at least one took it; ``reason`` names those that did not,
     without their credentials."""
     if not urls:
@@ -31,7 +32,7 @@ def send(urls: Sequence[str], title: str, body: str, *, deadline_s: float = _DEA
     _apprise()  # here and not in a worker: warning filters belong to the whole process
     pool = concurrent.futures.ThreadPoolExecutor(len(urls))
     try:
-        jobs = {pool.submit(_one, url, title, body): url for url in urls}
+        jobs = {pool.submit(_one, url, title, body, kind): url for url in urls}
         done, late = concurrent.futures.wait(jobs, timeout=deadline_s)
         problems = [f"{_safe(jobs[job])}: no answer in {deadline_s:.0f} s" for job in late]
         problems += [f"{_safe(jobs[job])}: {job.result()}" for job in done if job.result()]
@@ -40,7 +41,7 @@ def send(urls: Sequence[str], title: str, body: str, *, deadline_s: float = _DEA
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _one(url: str, title: str, body: str) -> str:
+def _one(url: str, title: str, body: str, kind: Kind) -> str:
     """Why the page did not go out; empty when it did."""
     apprise = _apprise()
     try:
@@ -48,7 +49,7 @@ def _one(url: str, title: str, body: str) -> str:
         if not sender.add(url):
             return "apprise knows no such address; see the list of services in its documentation"
         with apprise.LogCapture(level=logging.WARNING) as log:
-            if sender.notify(body=body, title=title):
+            if sender.notify(body=body, title=title, notify_type=kind):
                 return ""
             said = " ".join(log.getvalue().split())
             return said[-300:] or "the service did not take it"

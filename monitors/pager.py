@@ -16,6 +16,7 @@ from monitors import fleet, page, silences
 from monitors.capture.manifest import utc
 from monitors.judge import incidents
 from monitors.judge.incidents import Book, Decision, Incident
+from monitors.judge.verdict import Class
 
 _AGAIN_S = 60.0
 
@@ -27,6 +28,7 @@ class _Unsent:
     key: str
     title: str
     body: str
+    kind: page.Kind = "failure"
     tries: int = 0
     last_s: float = 0.0
 
@@ -54,7 +56,7 @@ class Pager:
         if not incidents.page_due(book, key, time.time()):
             self._emit("page", page_sent=None, reason="this incident has been paged already")
             return book
-        self._unsent = _Unsent(key, f"{self._deployment}: {verdict}", body)
+        self._unsent = _Unsent(key, f"{self._deployment}: {verdict}", body, _kind(verdict))
         return self._send(book)
 
     def again(self, book: Book, mono_s: float) -> Book:
@@ -75,25 +77,39 @@ class Pager:
         if silences.active(silences.load(self._silences), self._deployment, opened.verdict, now_unix_s) is not None:
             return book
         words = f"Still open and not acknowledged. bundle: {opened.bundle}"
-        self._unsent = _Unsent(key, f"{self._deployment}: {opened.verdict}", words)
+        self._unsent = _Unsent(key, f"{self._deployment}: {opened.verdict}", words, _kind(opened.verdict))
         return self._send(book)
+
+    def restarting(self, book: Book) -> Book:
+        """Whoever was paged hears once that the server is started again. It may take long to load, and may not come up."""
+        if not book.told or book.starting or not self._settings.recovery:
+            return book
+        words = f"{self._deployment} was started again and is not ready yet."
+        told = page.send(self._settings.urls, f"restarting: {book.told}", words)
+        self._emit("restarting_notice", sent=told.sent, reason=told.reason)
+        return replace(book, starting=True)
 
     def over(self, book: Book, decision: Decision) -> Book:
         """Whoever was paged hears that it is over. No page: nobody is woken for it, and it is not tried again."""
         if decision not in (Decision.recovered, Decision.restarted) or not book.told or not self._settings.recovery:
             return book
-        words = "makes progress again" if decision is Decision.recovered else "was started again and is watched"
-        told = page.send(self._settings.urls, f"over: {book.told}", f"{self._deployment} {words}.")
+        words = "makes progress again" if decision is Decision.recovered else "was started again and serves"
+        told = page.send(self._settings.urls, f"over: {book.told}", f"{self._deployment} {words}.", kind="success")
         self._emit("recovery_notice", sent=told.sent, reason=told.reason)
-        return replace(book, told="")
+        return replace(book, told="", starting=False)
 
     def _send(self, book: Book) -> Book:
         assert self._unsent is not None
         due = self._unsent
-        result = page.send(self._settings.urls, due.title, due.body)
+        result = page.send(self._settings.urls, due.title, due.body, kind=due.kind)
         if result.sent:
             book, self._unsent = incidents.with_page(book, due.key, due.title, time.time()), None
         else:
             self._unsent = replace(due, tries=due.tries + 1, last_s=time.monotonic())
         self._emit("page", page_sent=result.sent, reason=result.reason, title=due.title, tries=due.tries + 1)
         return book
+
+
+def _kind(verdict: str) -> page.Kind:
+    """What stands still or is dead is a failure; what answers wrongly is a warning."""
+    return "failure" if Class(verdict).is_dead else "warning"

@@ -14,6 +14,7 @@ from typing import Any
 from monitors.judge import ending
 from monitors.judge.progress import Judgement, Sample, State
 
+SERVES = (State.busy, State.slow, State.idle)
 _LOOP_WINDOW_S = 900.0
 
 
@@ -40,7 +41,7 @@ class Incident:
 class Book:
     """``ends`` are the times at which invocations ended, newest last, and ``causes`` of what; ``paged`` is when each page key
     went out; ``told`` is the title of the page whose end nobody has been told of; ``named`` is the invocation whose wedge was
-    declared last."""
+    declared last; ``starting``: whoever was paged has heard that the server is started again, and not yet that it serves."""
 
     open: Incident | None = None
     ends: tuple[float, ...] = ()
@@ -48,17 +49,18 @@ class Book:
     told: str = ""
     causes: tuple[str, ...] = ()
     named: str = ""
+    starting: bool = False
 
     def to_json(self) -> dict[str, Any]:
         opened = asdict(self.open) if self.open else None
         return {"open": opened, "ends": list(self.ends), "causes": list(self.causes), "paged": dict(self.paged), "told": self.told,
-                "named": self.named}  # fmt: skip
+                "named": self.named, "starting": self.starting}  # fmt: skip
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Book:
         opened = Incident(**raw["open"]) if raw["open"] else None
         return Book(opened, tuple(raw["ends"]), dict(raw["paged"]), str(raw.get("told", "")), tuple(raw.get("causes", ())),
-                    str(raw.get("named", "")))  # fmt: skip
+                    str(raw.get("named", "")), bool(raw.get("starting")))  # fmt: skip
 
     @property
     def row(self) -> int:
@@ -114,7 +116,7 @@ def decide(book: Book, judgement: Judgement, sample: Sample, now_unix_s: float, 
         return replace(book, open=wedge, named=sample.invocation), Decision.declare_wedge
     if opened is None or judgement.state is State.unknown:
         return book, Decision.none
-    serves = judgement.state in (State.busy, State.slow, State.idle)
+    serves = judgement.state in SERVES
     # Where starts have no names, one that serves again is another than the one that died.
     if opened.invocation != sample.invocation or (opened.kind == "crash" and not sample.invocation and serves and judgement.changed):
         return replace(book, open=None), Decision.restarted
@@ -144,4 +146,4 @@ def page_key(incident: Incident, verdict: str) -> str:
 
 def with_page(book: Book, key: str, title: str, now_unix_s: float) -> Book:
     kept = {k: t for k, t in book.paged.items() if abs(now_unix_s - t) < 7 * 86400}
-    return replace(book, paged={**kept, key: now_unix_s}, told=title)
+    return replace(book, paged={**kept, key: now_unix_s}, told=title, starting=False)

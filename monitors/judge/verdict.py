@@ -39,16 +39,14 @@ class Class(enum.StrEnum):
         return self.value.startswith("hang_")
 
     @property
+    def is_dead(self) -> bool:
+        """Whether nothing is served any more."""
+        return self.is_hang or self in (Class.crash, Class.crash_loop, Class.oom)
+
+    @property
     def is_alarm(self) -> bool:
         """Whether somebody is paged: for a wedge, a crash and corruption, never for a silence that ends by itself."""
-        return self.is_hang or self in (
-            Class.crash,
-            Class.crash_loop,
-            Class.oom,
-            Class.health_lies,
-            Class.parser_leak,
-            Class.hosted_fallback,
-        )
+        return self.is_dead or self in (Class.health_lies, Class.parser_leak, Class.hosted_fallback)
 
 
 @dataclass(frozen=True)

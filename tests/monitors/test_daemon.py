@@ -133,8 +133,10 @@ def test_a_killed_rank_pages_as_a_crash_and_a_restart_is_watched_on(tmp_path: Pa
             for path in cluster.run_dir.glob("rank-*.box"):
                 path.unlink()
             with Cluster(tmp_path, invocation="bb" * 16) as second:
+                until(lambda: monitor.named("restarting_notice"), f"the restart is noted while it loads; {monitor.events}")
+                assert monitor.named("restarted") and not monitor.named("recovery_notice")
                 second.work()
-                until(lambda: monitor.named("restarted"), f"the restart is noted; {monitor.events}")
+                until(lambda: monitor.named("recovery_notice"), f"and its end, when it serves; {monitor.events}")
                 second.wedge("symmetric")
                 until(lambda: len(monitor.named("page")) == 2, f"the wedge of the second invocation pages; {monitor.events}", 40)
                 assert monitor.named("verdict")[-1]["verdict"] == "hang_symmetric_spin"

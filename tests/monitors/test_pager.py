@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def test_a_wedge_is_paged_once_and_its_end_is_told_once(tmp_path: Path) -> None:
         after = told.pager.over(book, Decision.recovered)
         assert after.told == "" and told.pager.over(after, Decision.recovered) is after
         assert [page["title"] for page in receiver.posted] == ["small: hang_tp_desync", "over: small: hang_tp_desync"]
+
+
+def test_a_restart_is_told_as_one_and_its_end_when_the_server_serves(tmp_path: Path) -> None:
+    with web() as receiver:
+        told = Told(tmp_path, f"json://127.0.0.1:{receiver.port}/")
+        book = told.pager.page(Book(open=WEDGE), "hang_tp_desync", "body", WEDGE)
+        again = told.pager.restarting(replace(book, open=None))
+        assert again.starting and told.pager.restarting(again) is again, "once"
+        assert Book.from_json(json.loads(json.dumps(again.to_json()))) == again, "a monitor that starts again still owes the end"
+        assert told.pager.over(again, Decision.restarted) == replace(again, told="", starting=False)
+        titles = [page["title"].partition("small")[0] for page in receiver.posted]
+        assert titles == ["", "restarting: ", "over: "] and [page["type"] for page in receiver.posted] == ["failure", "warning", "success"]
+        told.pager.page(Book(), "parser_leak", "body", None)
+        assert receiver.posted[-1]["type"] == "warning"
 
 
 def test_a_silence_pages_nobody_until_its_end_and_other_classes_are_paged(tmp_path: Path) -> None:

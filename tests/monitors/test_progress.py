@@ -186,6 +186,29 @@ def test_crashes_in_a_row_are_counted_and_paged_once_for_each_class() -> None:
     assert len(late.ends) == 1, "what is long past is no loop"
 
 
+def test_only_ends_of_one_cause_are_a_row_and_a_watchdogs_kill_of_a_named_wedge_is_no_end_of_its_own() -> None:
+    book, row = Book(), []
+    for at, cause in enumerate(("watchdog", "TypeError: x", "exit: 1", "TypeError: x", ""), 1):
+        book, decision = incidents.decide(book, _judged(State.ended), Sample(0, None, 0, str(at), ended=True), 100.0 * at, cause)
+        assert decision is Decision.declare_crash
+        row.append(book.row)
+    assert row == [1, 1, 1, 2, 2], "what died without a word may have died as the one with an exit status"
+    assert Book.from_json(json.loads(json.dumps(book.to_json()))) == book
+    wedged, _ = incidents.decide(Book(), _judged(State.stalled), Sample(0, 1, 9, "inv", steps=9), 0)
+    moved, decision = incidents.decide(wedged, _judged(State.busy), Sample(0, 1, 10, "inv", steps=10), 5)
+    assert decision is Decision.recovered
+    killed, decision = incidents.decide(moved, _judged(State.ended), Sample(0, None, 10, "inv", ended=True), 6, "watchdog")
+    assert decision is Decision.ended and killed.row == 0
+
+
+def test_where_starts_have_no_names_a_server_that_serves_again_is_another_and_may_crash_again() -> None:
+    died, _ = incidents.decide(Book(), _judged(State.ended), Sample(0, None, 0, ended=True), 0)
+    back, decision = incidents.decide(died, _judged(State.idle), Sample(0, 0, 0), 60)
+    assert decision is Decision.restarted and back.open is None
+    _, decision = incidents.decide(back, _judged(State.ended), Sample(0, None, 0, ended=True), 90)
+    assert decision is Decision.declare_crash
+
+
 def test_a_clock_that_was_set_back_makes_no_loop_and_swallows_no_page() -> None:
     book, _ = incidents.decide(Book(), _judged(State.ended), Sample(0, None, 0, "a", ended=True), 90_000)
     book = incidents.with_page(book, "crash:crash", "small: crash", 90_000)

@@ -59,6 +59,8 @@ FAILURES: tuple[Signature, ...] = (
             "health_ok",
         ),
     ),
+    # What the monitor itself saw end is dead, also when its successor loads by the time that evidence is taken.
+    Signature(Class.crash, (("ended",),), 0.7, unless=WEDGED, supports=("traceback", "exit", "killed", "restart")),
     Signature(Class.crash, (("rank_gone",),), 0.8, unless=("watchdog",), supports=("traceback", "health_down", "killed", "exit")),
     Signature(
         Class.crash,
