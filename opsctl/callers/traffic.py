@@ -30,6 +30,21 @@ class Rates(msgspec.Struct, frozen=True):
 
     window_s: float = 0.0
     per_s: dict[str, float] = {}
+    at_utc: dict[str, str] = {}  # when a rate was seen, by caller
+
+    def stamped(self, at_utc: str) -> Rates:
+        return Rates(self.window_s, self.per_s, dict.fromkeys(self.per_s, at_utc))
+
+    def after(self, old: Rates, oldest_utc: str) -> Rates:
+        """These, but for callers that have all but stopped since ``old``, or of whom too short a look was taken: their rate
+        stays what it was (unless it was seen before ``oldest_utc``), or a record made while clients are served elsewhere
+        would hide just that."""
+        kept = {
+            caller: rate for caller, rate in old.per_s.items()
+            if old.at_utc.get(caller, "") >= oldest_utc
+            and (rate * self.window_s < LEAST or self.per_s.get(caller, 0.0) <= COLLAPSE * rate)
+        }  # fmt: skip
+        return Rates(self.window_s, {**self.per_s, **kept}, {**self.at_utc, **{caller: old.at_utc[caller] for caller in kept}})
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from opsctl.rollout.result import Result
 from opsctl.rollout.scope import Scope
 
 _MODEL = ("model", "model-path")
+_REMEMBERED_DAYS = 7
 
 
 class Survey:
@@ -66,8 +67,12 @@ class Survey:
                      made.allowance_pct, same, changed, self._bundles)  # fmt: skip
 
     def keep(self, found: Before, digest: str) -> None:
-        """Record what a baseline was like."""
-        before.write(self._folder, found)
+        """Record what a baseline was like. A client that has fallen silent since the last record is remembered for a week."""
+        rates, last = found.rates.stamped(found.at_utc), before.read(self._folder)
+        if last is not None:
+            oldest = datetime.datetime.fromisoformat(found.at_utc) - datetime.timedelta(days=_REMEMBERED_DAYS)
+            rates = rates.after(last.rates, oldest.isoformat(timespec="seconds"))
+        before.write(self._folder, msgspec.structs.replace(found, rates=rates))
         before.keep(self._folder, {name: Recorded(kind, found.at_utc, digest) for name, kind in found.classes.items()}, {})
 
     def committed(self, made: Plan, result: Result, at_utc: str) -> None:

@@ -24,3 +24,13 @@ def test_a_caller_that_all_but_stops_is_named_and_one_whose_silence_may_be_chanc
     found = traffic.collapses(before, {"cccc": 20}, 30, {"aaaa": "triage"})
     assert [(one.caller, one.promised, one.seen) for one in found] == [("triage", 30.0, 0)]
     assert "served elsewhere" in found[0].text
+
+
+def test_a_record_made_while_a_client_is_silent_does_not_forget_it_for_a_while() -> None:
+    old = Rates(600, {"aaaa": 1.0, "bbbb": 1.0}).stamped("2026-01-05T00:00:00+00:00")
+    now = Rates(600, {"bbbb": 0.9, "cccc": 2.0}).stamped("2026-01-06T00:00:00+00:00")
+    kept = now.after(old, "2026-01-01T00:00:00+00:00")
+    assert kept.per_s == {"aaaa": 1.0, "bbbb": 0.9, "cccc": 2.0}
+    assert kept.at_utc["aaaa"] == "2026-01-05T00:00:00+00:00"
+    assert "aaaa" not in now.after(old, "2026-01-05T12:00:00+00:00").per_s  # a client that is gone for good
+    assert Rates(5, {"aaaa": 0.2}).after(old, "").per_s["aaaa"] == 1.0  # five seconds tell nothing
