@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from opsctl.rollout import buildhelp, flags, upgrade
 from opsctl.rollout.deadlines import Times
 from opsctl.rollout.overlay import Overlay
 from opsctl.rollout.wish import Wish
+from opsctl.service import together
 from opsctl.service.manager import Override, ServiceError, ServiceManager
 
 __all__ = ["Command", "FileChange", "Plan", "RevertTarget", "ServicePlan", "Times", "make", "predict"]
@@ -143,10 +144,14 @@ def make(
         )
     before_digest = after_digest = ""
     if predicts:
-        pairs = list(zip(managers, services, strict=True))
-        before_digest = _one_digest(deployment, [predict(manager, service.before.argv, {}) for manager, service in pairs])
+        planned = {service.name: service for service in services}
+
+        def digests(which: Callable[[ServicePlan], tuple[Sequence[str], Mapping[str, str]]]) -> list[str]:
+            return list(together.each(managers, lambda manager: predict(manager, *which(planned[manager.name]))).values())
+
+        before_digest = _one_digest(deployment, digests(lambda service: (service.before.argv, {})))
         try:
-            after_digest = _one_digest(deployment, [predict(manager, service.after.argv, service.added) for manager, service in pairs])
+            after_digest = _one_digest(deployment, digests(lambda service: (service.after.argv, service.added)))
         except flags.EditError:
             with contextlib.suppress(ServiceError):  # a build without a help text: its own words have to do
                 buildhelp.refuse_unknown(managers[0], services[0].after.argv, wish.edits)

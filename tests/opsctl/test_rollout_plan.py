@@ -105,8 +105,8 @@ def test_a_red_baseline_may_be_gone_on_from_only_when_it_is_said(make_site: Make
 
 
 def test_a_crash_loop_is_not_recorded_as_verified_in_its_good_minute(make_site: MakeSite) -> None:
-    site = make_site(args=["--crash-after", "9"])
-    ran = site.rollout("verify", "--stable-s", "30")
+    site = make_site(args=["--crash-after", "4"])
+    ran = site.rollout("verify", "--stable-s", "9")
     assert ran.code == 9, ran.err
     assert ran.data["verified"] is None
     assert ran.data["checks"][-1]["outcome"] == "failed"
