@@ -1,0 +1,29 @@
+"""What a gated key lets through of the reading that a proof does: pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opsctl.service import gate
+
+TABLES: Any = {"units": ["lb.service"], "scripts": [], "collectors": [], "files": []}
+JOURNAL = ["journalctl", "-o", "json", "--all", "--no-pager", "-q"]
+LINES = ["_SYSTEMD_INVOCATION_ID=" + "0" * 32]
+
+
+@pytest.mark.parametrize(
+    ("argv", "through"),
+    [
+        ([*JOURNAL, *LINES], True),
+        ([*JOURNAL, "--since=-600s", *LINES], True),
+        ([*JOURNAL, "--since=-600s"], False),  # everybody's lines
+        ([*JOURNAL, "--since=-600s --file=/etc/shadow", *LINES], False),
+        ([*JOURNAL, "--since=yesterday", *LINES], False),
+        (["cat", "/proc/loadavg"], True),
+        (["cat", "/proc/loadavg/../kcore"], False),
+    ],
+)
+def test_a_log_may_be_read_from_a_time_on_and_nothing_more(argv: list[str], through: bool) -> None:
+    assert (gate.refused(argv, b"", TABLES, "serve") == "") is through
