@@ -5,6 +5,7 @@ A fault counts as told when the first alarm is of a class that fits it and the a
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -55,17 +56,34 @@ def still(served: Served) -> bool:
     return before == after and served.box(0).host.held > 0
 
 
+def wedge(served: Served, fault: str) -> None:
+    """Bring the fault about, again where the requests did not meet in a batch: only a shared one has it."""
+    trigger(served, fault)
+
+    def stands() -> bool:
+        if still(served):
+            return True
+        if served.box(0).host.held == 0:
+            trigger(served, fault)
+        return False
+
+    wait_for(stands, 90, f"{fault}: a wedge")
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=list(FAULTS), help="faults, as they are armed; '' for none")
+    chosen = parser.parse_args().only
     wrong = 0
     print(f"{'fault':<42} {'first verdict':<24} {'confidence':<10} {'seconds':<8} told", flush=True)
-    for fault, classes in FAULTS.items():
+    for fault in chosen:
+        classes = FAULTS[fault]
         with tempfile.TemporaryDirectory(prefix="triage-") as name:
             folder = Path(name)
             with serving(tiny_model(folder / "tiny", layers=2), folder, *ENGINE) as served:
                 served.complete()
                 if fault:
-                    trigger(served, fault)
-                    wait_for(lambda served=served: still(served), 60, f"{fault}: a wedge")
+                    wedge(served, fault)
                 data, seconds = look(served, folder)
         first = data["faults"][0]  # type: ignore[index]
         told = first["verdict"] in classes and seconds <= DEADLINE_S + 1
@@ -74,7 +92,7 @@ def main() -> int:
             f"{fault or '(none)':<42} {first['verdict']:<24} {first['confidence']:<10} {seconds:<8.1f} {'yes' if told else 'NO'}",
             flush=True,
         )
-    print(f"{len(FAULTS) - wrong} of {len(FAULTS)} told")
+    print(f"{len(chosen) - wrong} of {len(chosen)} told")
     return 1 if wrong else 0
 
 
