@@ -417,3 +417,20 @@ def test_a_lease_that_ended_without_a_dead_man_locks_nobody_out(node: nodes.Syst
     with pytest.raises(Locked, match="held by rollout mine"):
         service.arm(Lease("another", 60))
     service.disarm("mine")
+
+
+@pytest.mark.nodes
+def test_a_page_that_the_node_cannot_get_out_is_owed_there(node: nodes.SystemdNode) -> None:
+    (node.root / "etc/systemd/system/owing.service").write_text("[Service]\nExecStart=/bin/sleep 100\n")
+    node.run(["sh", "-c", "systemctl daemon-reload; systemctl start owing.service"])
+    service = SystemdService(node, "owing.service")
+    service.arm(Lease("tok", 0.4, pages=("json://127.0.0.1:9/secret",), title="d"))
+    mode = node.run(["stat", "-c", "%a", "/run/opsctl/owing.service/page.urls"]).out.decode().strip()
+    assert mode == "600"
+    wait_until(lambda: b"NO PAGE WENT OUT" in node.run(["journalctl", "-u", "opsctl-deadman-owing.service"]).out, 30, "the attempt")
+    (owed,) = service.owed()
+    title, text = owed.split("\n")
+    assert title == "d: rollout left by its operator, owing.service on opsctl-contract"
+    assert "went back" in text and "owing.service is now active" in text and "[tok]" in text and "secret" not in owed
+    service.forget_owed()
+    assert service.owed() == ()
