@@ -70,8 +70,8 @@ def read(folder: Path) -> Scene:
     if not known and not (folder / "manifest.json").exists():
         names = ", ".join(path.name for path in files[:6]) + (", ..." if len(files) > 6 else "")
         raise CaseError(
-            f"{folder}: no file of it has a name that is known ({names}); known are server.log, journal.jsonl, pyspy-<rank>.txt, "
-            "gpu.csv, metrics.txt, ps.txt, health.txt, rank-<n>.box and the others that a bundle holds"
+            f"{folder}: no bundle or case here: no file of it has a name that is known ({names}); known are server.log, "
+            "journal.jsonl, pyspy-<rank>.txt, gpu.csv, metrics.txt, ps.txt, health.txt, rank-<n>.box and the others that a bundle holds"
         )
     promote(found)
     pages = [page for _, page in sorted(found.pages, key=lambda item: item[0])]

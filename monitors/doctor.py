@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import re
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def _api(deployment: fleet.Deployment) -> Proof:
 
 def _paged(whole: fleet.Fleet) -> Proof:
     count = len(whole.page.urls)
-    return Proof("monitor", "page", count > 0, f"{count} addresses; `hang-monitor page --test` sends one" if count else "nobody is paged",
+    where = f"{count} address{'es' if count > 1 else ''}"  # a site may read the status page and the metrics instead: no fault
+    return Proof("monitor", "page", count > 0 or None, f"{where}; `hang-monitor page --test` sends one" if count else "nobody is paged",
                  "" if count else "add urls to the [page] table of the fleet file")  # fmt: skip
 
 
@@ -120,8 +122,19 @@ def table(proofs: list[Proof]) -> str:
     """For a person: each failure with its remedy."""
     words: Mapping[bool | None, str] = {True: "ok  ", False: "FAIL", None: "none"}
     lines = []
-    for proof in proofs:
+    for proof in _folded(proofs):
         lines.append(f"{words[proof.ok]}  {proof.where:<10} {proof.name}: {proof.text}")
         if proof.remedy and proof.ok is not True:
             lines.append(f"                 -> {proof.remedy}")
     return "\n".join(lines)
+
+
+def _folded(proofs: list[Proof]) -> list[Proof]:
+    """What is absent from every rank in the same words is told once."""
+    alike: dict[tuple[str, str, str], list[Proof]] = {}
+    for proof in proofs:
+        which = re.sub(r"\d+", "#", proof.name) if proof.ok is None else proof.name
+        alike.setdefault((proof.where, which, proof.text), []).append(proof)
+    return [
+        replace(group[0], name=f"{group[0].name} and {len(group) - 1} more") if len(group) > 1 else group[0] for group in alike.values()
+    ]

@@ -133,7 +133,8 @@ class Lookout:
         ended = self._ended(found) or any(_is_end(notice) for notice in notices) or bool(dead)
         gaps = [gap for source in self._sources for gap in source.gaps]
         gaps += self.devices.gaps
-        gaps += [text for text in (self._page_gap, self._holding.complaint) if text]
+        # Where black boxes say what is held, no gauge is asked.
+        gaps += [text for text in (self._page_gap, "" if self.dialect.black_box else self._holding.complaint) if text]
         self._told(notices)
         if ended and not found:  # what counters and log last said is about a server that is no more
             self._values, self._holding = None, Holding()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from engine.blackbox import DeviceState
 from monitors.judge import answer, collectives, divergence, machine, service, trends, watched, work
-from monitors.judge.finding import Finding, Findings
+from monitors.judge.finding import Finding, Findings, all_of, many
 from monitors.judge.ranks import RankView, odd_ones, place, told, views
 from monitors.judge.scene import Cite, Scene
 from monitors.judge.stands import BUSY, COMPUTING, ELSEWHERE, WAITING, Standing, stand_of
@@ -60,10 +60,13 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
     barrier = [r for r in placed if r.main and r.main.standing is Standing.grammar_barrier]
     if len(barrier) == len(placed):
         assert first.main is not None
-        yield "all_at_grammar_barrier", Finding(f"all {len(placed)} ranks wait at the grammar barrier: {first.main.where}", first.main.cite)
+        yield (
+            "all_at_grammar_barrier",
+            Finding(f"{all_of(len(placed), 'rank', 'waits', 'wait')} at the grammar barrier: {first.main.where}", first.main.cite),
+        )
     waiting = [r for r in placed if r.standing in WAITING]
     if waiting and len(waiting) == len(placed) and len({place(r) for r in placed}) == 1:
-        yield "all_wait_alike", Finding(f"all {len(placed)} ranks stand at one place: {first.text}", first.cite)
+        yield "all_wait_alike", Finding(f"{all_of(len(placed), 'rank', 'stands still', 'stand at one place')}: {first.text}", first.cite)
     odd = odd_ones(placed)
     elsewhere = tuple(r for r in odd if r.standing in ELSEWHERE or r.standing in WAITING)
     # A rank that works while all others wait for work holds them up only if it is the device that it waits for; else it
@@ -80,7 +83,7 @@ def _stacks(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fi
     rest = [r for r in placed if r.standing in ELSEWHERE]
     # Who waits for a worker's reply has given work away: it says nothing of where that work stands.
     if len(rest) == len(placed) and any(r.standing is not Standing.reply for r in rest):
-        yield "all_at_rest", Finding(f"all {len(placed)} ranks wait for work: {first.text}", first.cite)
+        yield "all_at_rest", Finding(f"{all_of(len(placed), 'rank', 'waits', 'wait')} for work: {first.text}", first.cite)
     working = tuple(r for r in placed if r not in rest)
     transfers = tuple(r for r in placed if r.standing is Standing.transfer)
     if transfers and len(transfers) + len(rest) == len(placed):
@@ -152,7 +155,7 @@ def _boxes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, Fin
     verify = divergence.grammar_verify(boxes)
     cite = scene.box_cites.get(min(boxes), Cite(f"rank-{min(boxes)}.box"))
     if verify is not None:
-        text = f"step {verify.step} is a verify of {len(verify.rows)} requests of which at least one is grammar-masked"
+        text = f"step {verify.step} is a verify of {many(len(verify.rows), 'request')} of which at least one is grammar-masked"
         yield "grammar_verify", Finding(text, cite)
     waiting = [box for box in boxes.values() if box.device.state is DeviceState.collective and box.device.enqueued > box.device.completed]
     if len(waiting) == len(boxes) and len({box.device.enqueued for box in waiting}) == 1:

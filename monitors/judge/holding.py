@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_LIES_AFTER = 3  # pages on which tokens grew while the gauges said that nothing runs
+_LIES_AFTER = 3  # pages in a row on which tokens grew while the gauges said that nothing runs
 _OPEN_WINDOW = 300  # pages over which the fewest open requests are taken as those that were lost count of
 
 
@@ -36,16 +36,18 @@ class Holding:
     def take(self, page: Page) -> Holding:
         """After one more page."""
         grew = page.tokens is not None and self.last.tokens is not None and page.tokens > self.last.tokens
-        if page.gauges:
-            zeros, lies = 0, False
-        else:
-            zeros = self.zero_while_moving + 1 if grew and page.gauges == 0 else self.zero_while_moving
-            lies = self.lies or zeros >= _LIES_AFTER
         opened = self.opened
         if page.accepted is not None and page.answered is not None:
             open_now = page.accepted - page.answered
             # Counters that start again begin a new count.
             opened = (*(opened if self.last.accepted is None or page.accepted >= self.last.accepted else ()), open_now)[-_OPEN_WINDOW:]
+        if page.gauges:
+            zeros, lies = 0, False
+        else:
+            # Short requests come and go between two pages: where it is told what is open, it must be open now.
+            held = page.load > 0 or not opened or opened[-1] > min(opened)
+            zeros = self.zero_while_moving + 1 if grew and held and page.gauges == 0 else 0
+            lies = self.lies or zeros >= _LIES_AFTER
         return replace(self, last=page, zero_while_moving=zeros, lies=lies, opened=opened)
 
     def held(self, *, line: float | None = None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from monitors.judge.finding import Finding
+from monitors.judge.finding import Finding, all_of
 from monitors.judge.ranks import RankView
 from monitors.judge.scene import SIMULATED, Gpu, Process, Scene
 
@@ -48,7 +48,7 @@ def processes(scene: Scene, ranks: tuple[RankView, ...]) -> Iterator[tuple[str, 
     alive = [r for r in ranks if r.process and not r.gone]
     if alive and not gone and not dead:
         assert alive[0].process is not None
-        yield "ranks_alive", Finding(f"all {len(alive)} rank processes are alive", alive[0].process.cite)
+        yield "ranks_alive", Finding(all_of(len(alive), "rank process", "is alive", "are alive"), alive[0].process.cite)
 
 
 def _ours(scene: Scene) -> list[Process]:

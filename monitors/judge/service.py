@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from monitors.engines.dialect import NoticeKind
 from monitors.judge import ending
-from monitors.judge.finding import Finding
+from monitors.judge.finding import Finding, many
 from monitors.judge.scene import Cite, Log, Scene
 
 _KINDS: tuple[NoticeKind, ...] = (
@@ -27,10 +27,10 @@ def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
             last = one.batches[-1]
             held = last.running + last.waiting
             if held > 0 and not last.progress:
-                yield "idle_line_with_work", Finding(f"the last statistics line has no throughput and {held:.0f} requests", last.cite)
+                yield "idle_line_with_work", Finding(f"the last statistics line has no throughput and {many(held, 'request')}", last.cite)
             if held > 0:
                 at = f" ({last.moment})" if last.moment else ""
-                yield "batches_end_with_work", Finding(f"the last batch line{at} holds {held:.0f} requests", last.cite)
+                yield "batches_end_with_work", Finding(f"the last batch line{at} holds {many(held, 'request')}", last.cite)
             trouble = [n for n in one.notices if n.kind in ("health_failed", "peer_wait")]
             if trouble and last.progress and last.cite.line > trouble[-1].cite.line:
                 yield "batches_go_on", Finding("batch lines with progress follow the complaint", last.cite)

@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 
-from monitors.judge.finding import Finding
+from monitors.judge.finding import Finding, many
 from monitors.judge.scene import BatchLine, Log, Scene
 
 _QUIET_S = 60.0  # under this a silence behind the last batch line says nothing, whatever the pace was
@@ -53,7 +53,7 @@ def _flow(log: Log, lines: Sequence[BatchLine]) -> Iterator[tuple[str, Finding]]
     silent = quiet is not None and quiet > max(_QUIET_S, _PACES * (usual or 0.0))
     if silent and last.running + last.waiting > 0 and last.progress:
         held = last.running + last.waiting
-        text = f"the log goes on for {quiet:.0f} s behind the last batch line{_at(last)}, which holds {held:.0f} requests"
+        text = f"the log goes on for {quiet:.0f} s behind the last batch line{_at(last)}, which holds {many(held, 'request')}"
         yield "log_quiet", Finding(text, last.cite)
     moved = [line for line in lines[-2:] if line.progress]
     if len(moved) == 2 and not silent:
@@ -83,7 +83,10 @@ def _pressure(lines: Sequence[BatchLine]) -> Iterator[tuple[str, Finding]]:
                 yield "kv_full", Finding(f"the KV pool is full: {key} {last.values[key]:g}{_at(last)}", last.cite)
     waits = [line for line in lines[-3:] if line.waiting > 0]
     if len(waits) >= 2 and last.waiting > 0:
-        yield "queue_waits", Finding(f"{last.waiting:.0f} requests wait in the last lines while {last.running:.0f} run", last.cite)
+        yield (
+            "queue_waits",
+            Finding(f"{many(last.waiting, 'request', 'waits', 'wait')} in the last lines while {last.running:.0f} run", last.cite),
+        )
     pending = [line.pending for line in lines if line.pending is not None]
     if len(pending) >= 2 and pending[-1] < pending[-2] and pending[-1] > 0:
         text = f"prefill advances: {pending[-2]:.0f} and then {pending[-1]:.0f} prompt tokens are pending"
@@ -114,7 +117,7 @@ def _transfer(lines: Sequence[BatchLine]) -> Iterator[tuple[str, Finding]]:
     if not last.progress and last.running == 0 and last.waiting > 0 and any("External prefix" in key for key in last.values):
         yield (
             "waits_for_remote_kv",
-            Finding(f"{last.waiting:.0f} requests wait and none runs where KV comes from another server", last.cite),
+            Finding(f"{many(last.waiting, 'request', 'waits', 'wait')} and none runs where KV comes from another server", last.cite),
         )
 
 

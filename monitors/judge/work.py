@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.blackbox import Phase
-from monitors.judge.finding import Finding
+from monitors.judge.finding import Finding, many
 from monitors.judge.scene import Cite, Log, Scene
 
 # Without a monitor's own word, a held request whose ranks have given nothing for this long stands still. On-demand
@@ -34,7 +34,7 @@ def _boxes(scene: Scene) -> Iterator[tuple[str, Finding]]:
     held = sum(max(box.host.held, box.host.running + box.host.waiting) for box in leaders)
     cite = scene.box_cites.get(leaders[0].header.rank, Cite(f"rank-{leaders[0].header.rank}.box"))
     if held:
-        yield "work_held", Finding(f"{held} requests are received and not answered", cite)
+        yield "work_held", Finding(f"{many(held, 'request', 'is', 'are')} received and not answered", cite)
     else:
         yield "nothing_held", Finding("no request is held", cite)
     loading = [box for box in scene.boxes.values() if box.host.phase in (Phase.load, Phase.capture)]
@@ -79,7 +79,8 @@ def _requests(log: Log) -> Iterator[tuple[str, Finding]]:
     finished = [notice for notice in log.notices if notice.kind == "finished" and notice.cite.line > last_batch]
     posts = [access for access in log.accesses if access.method == "POST" and access.cite.line > max(last_batch, ready)]
     if len(accepted) > len(finished):
-        text = f"{len(accepted) - len(finished)} requests were received after the last batch line and none of them was finished"
+        asked = many(len(accepted) - len(finished), "request", "was", "were")
+        text = f"{asked} received after the last batch line and not finished"
         yield "accepted_unanswered", Finding(text, accepted[-1].cite)
     elif len(posts) >= 2 and not log.batches and ready:
         yield (

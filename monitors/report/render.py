@@ -13,6 +13,7 @@ import jinja2
 from monitors.capture import manifest
 from monitors.capture.manifest import utc
 from monitors.judge.scene import Cite
+from monitors.judge.verdict import Evidence
 from monitors.report import svg
 from monitors.report.facts import Facts, read
 
@@ -117,9 +118,19 @@ def _environment(*, html: bool) -> jinja2.Environment:
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(loaded), autoescape=html, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters: dict[str, Any] = {"anchor": anchor, "slug": _slug, "cite": _cite, "breathe": _breathe}
+    filters: dict[str, Any] = {"anchor": anchor, "slug": _slug, "cite": _cite, "breathe": _breathe, "told": _told}
     made.filters.update(filters)
     return made
+
+
+def _told(item: Evidence) -> str:
+    """Evidence as an item of a Markdown list; what has more than one line (a traceback) is fenced, so that it stays as it is."""
+    first, _, rest = item.text.partition("\n")
+    said = f"{first} [`{_cite(item.cite)}`]"
+    if not rest:
+        return said
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", rest)), default=0))
+    return "\n".join([said, "", f"  {fence}text", *(f"  {line}".rstrip() for line in rest.splitlines()), f"  {fence}"])
 
 
 def _cite(cite: Cite) -> str:

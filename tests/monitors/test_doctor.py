@@ -38,8 +38,15 @@ def test_each_failure_names_its_remedy_and_a_node_that_cannot_be_reached_holds_u
     whole = fleet.parse(text, "fleet.toml")
     found = doctor.examine(whole, whole.one())
     failed = {(proof.where, proof.name): proof for proof in found if proof.ok is False}
-    assert {("monitor", "metrics"), ("monitor", "page"), ("a", f"log {tmp_path}/no.log"), ("far", "reached")} <= set(failed)
+    assert ("monitor", "page") not in failed, "a site without pages is told so, and it is no fault"
+    assert {("monitor", "metrics"), ("a", f"log {tmp_path}/no.log"), ("far", "reached")} <= set(failed)
     assert all(proof.remedy for proof in failed.values())
     assert "refused" in failed["far", "reached"].text and "BatchMode" in failed["far", "reached"].remedy
     shown = doctor.table(found)
-    assert "FAIL  far" in shown and "-> add urls to the [page] table" in shown
+    assert "FAIL  far" in shown and "none  monitor    page: nobody is paged" in shown and "-> add urls to the [page] table" in shown
+
+
+def test_what_is_absent_from_every_rank_is_one_line() -> None:
+    rows = [doctor.Proof("a", f"flight recorder of pid {pid}", None, "not switched on", "set it") for pid in (7, 8, 9)]
+    shown = doctor.table([*rows, doctor.Proof("a", "py-spy of pid 7", False, "no"), doctor.Proof("a", "py-spy of pid 8", False, "no")])
+    assert shown.count("flight recorder") == 1 and "pid 7 and 2 more" in shown and shown.count("FAIL") == 2

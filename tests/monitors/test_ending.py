@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from monitors import engines
+from monitors import casefolder, engines
 from monitors.judge import ending
 from monitors.judge.ending import Ending
 from monitors.judge.scene import Log
+from monitors.judge.verdict import Class, Verdict
 from monitors.observe import batchlog
 
 STARTED = "[opsctl] Started s: main process 7, invocation ab."
@@ -58,3 +61,29 @@ def test_deaths_are_counted_by_cause_and_a_watchdogs_and_ordered_ones_are_no_cra
     assert ending.others(told) == 1
     assert ending.others(log(STARTED, trace, EXIT, AGAIN.format(1), EXIT)) == 1, "an exit without a word is not known to be of that kind"
     assert ending.others(log(STARTED, EXIT, AGAIN.format(1), EXIT)) == 0
+
+
+def judged(folder: Path, *lines: str) -> Verdict:
+    (folder / "server.log").write_text("\n".join(("[2026-03-02 10:00:00] lastbatch begins", *lines)) + "\n")
+    return casefolder.judge(folder)
+
+
+def test_a_watchdogs_kill_and_one_crash_later_are_no_loop_and_a_count_is_of_lines_that_are_there(tmp_path: Path) -> None:
+    watchdog = "[2026-03-02 10:00:05] Ending: rank 0 has not moved for 60 s (--watchdog-timeout 60)"
+    ready = "[2026-03-02 10:01:05] Ready: configuration abc, invocation 1234"
+    trace = TRACE.format(31, "TypeError: 7 is not it")
+    once = judged(tmp_path, STARTED, ready, watchdog, EXIT, AGAIN.format(1), ready, DECODE, trace, EXIT, AGAIN.format(2))
+    assert once.verdict is Class.crash, once.to_json()
+    assert not any("times)" in item.text for item in once.evidence), once.to_json()
+    twice = judged(tmp_path, STARTED, ready, trace, EXIT, AGAIN.format(1), ready, DECODE, trace, EXIT, AGAIN.format(2))
+    assert twice.verdict is Class.crash_loop, twice.to_json()
+
+
+def test_a_server_that_was_told_to_stop_is_no_crash_though_its_processes_are_gone(tmp_path: Path) -> None:
+    ready = "[2026-03-02 10:01:05] Ready: configuration abc, invocation 1234"
+    (tmp_path / "progress.json").write_text('{"ended": true, "ends": 1}')
+    (tmp_path / "health.txt").write_text("GET /health -> no answer\n")
+    killed = "[opsctl] Main process exited, code=killed, status=9/KILL"
+    told = judged(tmp_path, STARTED, ready, "[2026-03-02 10:02:05] Ending: SIGTERM", killed)
+    assert told.verdict is Class.idle_not_hung and "told to stop" in told.evidence[0].text, told.to_json()
+    assert judged(tmp_path, STARTED, ready, killed).verdict is Class.crash

@@ -16,6 +16,7 @@ from monitors.cli import app
 from monitors.exit_codes import ExitCode
 from monitors.judge.signatures import SIGNATURES
 from monitors.judge.verdict import Class, Verdict
+from monitors.report import render
 
 CASES = Path(__file__).parent / "cases"
 SHARED = Path(__file__).parents[3] / "shared/cases"
@@ -169,3 +170,20 @@ def test_no_rule_names_a_fault_or_a_case() -> None:
 def test_every_class_of_the_contract_exists_and_only_alarms_page() -> None:
     assert len(Class) == 20
     assert {c.value for c in Class if not c.is_alarm} == {"slow_not_hung", "loading_not_hung", "idle_not_hung", "healthy"}
+
+
+def test_a_folder_that_is_none_of_ours_is_refused_and_a_single_rank_is_not_called_all(tmp_path: Path) -> None:
+    (tmp_path / "systemd.md").write_text("# How to\n")
+    (tmp_path / "results.json").write_text("{}")
+    done = CliRunner().invoke(app, ["replay", str(tmp_path)])
+    assert done.exit_code == ExitCode.USAGE and "no bundle or case here" in done.output
+    shutil.copy(CASES / "grammar_barrier/pyspy-0.txt", tmp_path)
+    texts = [item.text for item in casefolder.judge(tmp_path).evidence]
+    assert any("the only rank" in text for text in texts) and not any("all 1 " in text for text in texts), texts
+
+
+def test_a_traceback_is_fenced_in_what_goes_to_a_ticket() -> None:
+    (item,) = [item for item in casefolder.judge(CASES / "crash_loop").evidence if "Traceback" in item.text]
+    told = render._told(item).splitlines()
+    assert told[0].startswith("traceback: TypeError") and told[0].endswith("`]")
+    assert told[2] == "  ```text" and told[3] == "  Traceback (most recent call last):" and told[-1] == "  ```"
