@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from opsctl.rollout import before
 from opsctl.rollout.before import Before
 from opsctl.rollout.probe import Api
 from tests.opsctl.gateway import Gateway
-from tests.opsctl.site import Site
+from tests.opsctl.site import Site, wait_until
 
 MakeSite = Callable[..., Site]
 
@@ -132,3 +134,30 @@ def test_classes_are_recorded_at_rest_the_dangerous_ones_only_when_asked_for(mak
     code, answer, _ = callers(site, "record", "--never-live")
     assert code == 0 and answer["data"]["recorded"]["triage"]["kind"] == "json"
     assert site.rollout("plan", "--set", "page-size=32").data["foreseen"][0]["before"] == "json"
+
+
+def test_a_client_that_does_not_come_back_after_the_restart_is_flagged_in_the_window(make_site: MakeSite) -> None:
+    site = make_site()
+
+    def client() -> None:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        # The restart breaks it off: from then on it asks somebody else.
+        with httpx.Client(headers={"Authorization": "Bearer k"}, timeout=5) as session, contextlib.suppress(httpx.HTTPError):
+            while True:
+                session.post(f"http://127.0.0.1:{site.port}/v1/chat/completions", json=body)
+                time.sleep(0.02)
+
+    def seconds() -> int:
+        """In how many seconds of the server's log it has asked."""
+        lines = site.services[0].log(site.services[0].snapshot().invocation_id)
+        return len({line.text[:21] for line in lines if " req rid=" in line.text})
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    wait_until(lambda: seconds() >= 4, what="requests over some seconds")
+    ran = site.apply("--set", "page-size=32", "--stable-s", "2")
+    thread.join()
+    assert ran.code == 3, ran.err
+    window = ran.data["checks"][-1]
+    assert (window["name"], window["outcome"]) == ("steady", "inconclusive")
+    assert f"caller {hashlib.sha256(b'k').hexdigest()[:8]}: 0 requests" in window["evidence"]
