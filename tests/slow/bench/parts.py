@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.e2e.serving import Served, serving
-from tests.slow.bench import client, watched
+from tests.slow.bench import client, rollouts, watched
 from tests.slow.bench.figures import Pair
 from tests.slow.bench.machine import Load, load
 from tests.slow.bench.prompts import QUESTION, SCHEMA, random_ids, several
@@ -213,6 +213,7 @@ PARTS: Mapping[str, Callable[[Bench], list[Pair]]] = MappingProxyType(
         "ngram": ngram,
         "loops": loops,
         "refusal": refusal,
+        "rollout": rollouts.rollout,
         "monitor": watched.monitor,
     }
 )
