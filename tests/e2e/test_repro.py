@@ -26,7 +26,7 @@ method:
       seconds: 60
       agents: {streams: 2, max_tokens: 120, context_tokens: 800}
       probes: {constrained: true, max_tokens: 400, most: 3, expect: json}
-      overlap: {share: 0.7, agents: 1}
+      overlap: {share: 0.5, agents: 1}
       stall_s: 15
       counts: 3
 """
@@ -51,7 +51,7 @@ def test_the_agent_loop_and_a_constrained_scan_wedge_a_server_with_the_fault_and
         sound = opsctl("repro", "run", "C", "--fleet", str(fleet), "--json")
         assert sound.code == 0, (sound.data, sound.err)
         run = sound.data["runs"][0]
-        assert run["overlap"]["source"] == "black box" and run["overlap"]["share"] > 0.7 and run["overlap"]["of"] > 10
+        assert run["overlap"]["source"] == "black box" and run["overlap"]["share"] > 0.5 and run["overlap"]["of"] > 10
         assert run["expected"] == 3 and run["turn_errors"] == {}
 
         served.arm("grammar.verify_desync")

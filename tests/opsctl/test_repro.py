@@ -31,11 +31,11 @@ method:
 """
 SMALL = """
       runs: 2
-      seconds: 6
+      seconds: 20
       agents: {streams: 2, max_tokens: 40, context_tokens: 400}
       probes: {constrained: true, max_tokens: 8, most: 12, expect: json}
-      overlap: {share: 0.8, agents: 1}
-      stall_s: 1
+      overlap: {share: 0.4, agents: 1}
+      stall_s: 3
       counts: 5
 """
 
@@ -66,19 +66,19 @@ def test_the_same_load_without_the_constraint_is_not_reproduced_with_its_interva
         ran = repro(tmp_path, server, SMALL.replace("constrained: true", "constrained: false").replace("expect: json", "expect: text"))
     assert ran.code == 0, ran.err
     run = ran.data["runs"][0]
-    assert run["overlap"]["source"] == "stream timings" and run["overlap"]["share"] > 0.8
+    assert run["overlap"]["source"] == "stream timings" and run["overlap"]["share"] > 0.4
     assert run["expected"] == run["probes"] == 12 and run["turns"] > 2
     assert "Not reproduced in 2 of 2 runs" in ran.data["sentence"] and "up to 66% a run" in ran.data["sentence"]
     assert "24 of 24 requests answered, up to 13.8% a request" in ran.data["sentence"]
 
 
 def test_a_run_whose_concurrency_lapsed_is_inconclusive_and_never_passed(tmp_path: Path) -> None:
-    with streaming(token_s=0.01, lapses=5) as server:  # the loop's first turns are answered, and no later one
-        slow = SMALL.replace("most: 12", "most: 40").replace("runs: 2", "runs: 1")
+    with streaming(token_s=0.01, lapses=3) as server:  # the loop's first turns are answered, and no later one
+        slow = SMALL.replace("most: 12", "most: 60").replace("runs: 2", "runs: 1")
         ran = repro(tmp_path, server, slow)
     assert ran.code == 5, ran.out
     assert ran.data["outcome"] == "inconclusive" and "concurrency lapsed" in ran.data["sentence"]
-    assert ran.data["runs"][0]["turn_errors"] == {"http 503": pytest.approx(5, abs=5)}
+    assert ran.data["runs"][0]["turn_errors"].keys() == {"http 503"}
 
 
 def test_refusals_are_timed_beside_long_prefills_and_the_loop_goes_on(tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ def test_a_playbook_runs_its_experiment_as_a_step_and_keeps_what_it_found(tmp_pa
 def test_the_loop_grows_and_is_trimmed_below_the_limit_so_that_no_turn_is_refused(tmp_path: Path) -> None:
     with streaming(context=400) as server:
         ran = repro(
-            tmp_path, server, SMALL.replace("most: 12", "most: 1000").replace("seconds: 6", "seconds: 2").replace("runs: 2", "runs: 1")
+            tmp_path, server, SMALL.replace("most: 12", "most: 1000").replace("seconds: 20", "seconds: 3").replace("runs: 2", "runs: 1")
         )
         longest = server.longest
     run = ran.data["runs"][0]
-    assert run["turn_errors"] == {} and run["turns"] >= 6
+    assert run["turn_errors"] == {} and run["turns"] >= 6, run
     assert 200 < longest == run["most_context"] <= 400 - 40
 
 
@@ -215,7 +215,7 @@ def test_each_run_says_what_its_counts_support_and_no_more() -> None:
         (SMALL.replace("agents: 1}", "agents: 3}"), "overlap.agents: 3 must decode at once, and agents.streams is 2"),
         (SMALL.replace("counts: 5", "counts: 50"), "counts: 50 probes are needed and probes.most is 12"),
         (SMALL.replace("expect: json", "expect: jsn"), "expect"),
-        (SMALL.replace("seconds: 6", "second: 6"), 'did you mean "seconds"?'),
+        (SMALL.replace("seconds: 20", "second: 20"), 'did you mean "seconds"?'),
     ],
 )
 def test_a_wrong_experiment_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
