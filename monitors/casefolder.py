@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from monitors import engines
+from monitors import engines, zones
 from monitors.artefacts import Found, promote, reader_of
 from monitors.capture.manifest import BundleError, verify
 from monitors.engines import Dialect
@@ -75,6 +75,7 @@ def read(folder: Path) -> Scene:
         )
     promote(found)
     pages = [page for _, page in sorted(found.pages, key=lambda item: item[0])]
+    offsets = zones.of_bundle(folder, dialect)
     found.missing.extend(_gaps(found))
     found.missing.extend(_manifest_gaps(folder))
     found.missing.extend(_changed(folder))
@@ -86,7 +87,7 @@ def read(folder: Path) -> Scene:
         stacks=tuple(found.stacks),
         gpus=tuple(found.gpus),
         processes=tuple(found.processes),
-        logs=tuple(found.logs),
+        logs=tuple(zones.known(log, offsets) for log in found.logs),
         health=tuple(found.health),
         metrics=pages[-1] if pages else {},
         metrics_before=pages[0] if len(pages) > 1 else {},

@@ -19,7 +19,8 @@ COLLECTOR = Path(__file__).with_name("onnode.py")
 
 @dataclass(frozen=True)
 class Facts:
-    """``offset_s`` is the node's clock minus ours, right within ``within_s`` (half the time that asking took)."""
+    """``offset_s`` is the node's clock minus ours, right within ``within_s`` (half the time that asking took); ``zone_s`` how
+    far its local time is ahead of UTC."""
 
     node: str
     offset_s: float
@@ -27,9 +28,11 @@ class Facts:
     host: str
     synchronized: str
     tools: dict[str, str]
+    zone_s: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"offset_s": round(self.offset_s, 4), "within_s": round(self.within_s, 4), "host": self.host, "ntp": self.synchronized}
+        return {"offset_s": round(self.offset_s, 4), "within_s": round(self.within_s, 4), "host": self.host, "ntp": self.synchronized,
+                "zone_s": self.zone_s}  # fmt: skip
 
 
 def facts(remote: Remote, *, deadline_s: float) -> Reading[Facts]:
@@ -41,7 +44,8 @@ def facts(remote: Remote, *, deadline_s: float) -> Reading[Facts]:
     value = found.value
     middle, half = (asked + answered) / 2, abs(answered - asked) / 2
     tools = {key: str(text) for key, text in value["tools"].items() if text}
-    return Reading(Facts(remote.name, value["unix_ns"] / 1e9 - middle, half, value["host"], value["synchronized"], tools))
+    return Reading(Facts(remote.name, value["unix_ns"] / 1e9 - middle, half, value["host"], value["synchronized"], tools,
+                         int(value["zone_s"])))  # fmt: skip
 
 
 def kernel(remote: Remote, *, deadline_s: float) -> Reading[str]:

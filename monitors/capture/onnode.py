@@ -32,7 +32,7 @@ def facts(py_spy: str = "", **_: Any) -> dict[str, Any]:
     uname = os.uname()
     return {
         "unix_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), "boot_id": _text("/proc/sys/kernel/random/boot_id"),
-        "synchronized": _synchronised(), "host": uname.nodename,
+        "synchronized": _synchronised(), "host": uname.nodename, "zone_s": time.localtime().tm_gmtoff,
         "tools": {
             "kernel": uname.release, "python": ".".join(map(str, sys.version_info[:3])),
             "py_spy": _version([py_spy or _beside("py-spy") or "py-spy", "--version"]),

@@ -187,3 +187,13 @@ def test_a_traceback_is_fenced_in_what_goes_to_a_ticket() -> None:
     told = render._told(item).splitlines()
     assert told[0].startswith("traceback: TypeError") and told[0].endswith("`]")
     assert told[2] == "  ```text" and told[3] == "  Traceback (most recent call last):" and told[-1] == "  ```"
+
+
+def test_the_bundled_engines_local_times_are_in_utc_where_the_bundle_says_its_nodes_zone(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("[2026-03-02 10:00:00] lastbatch: Ready: configuration abc, invocation 1234\n")
+    (assumed,) = casefolder.read(tmp_path).logs
+    item = {"path": "server.log", "node": "a", "rank": None, "probe": "log", "outcome": "taken", "reason": ""}
+    (tmp_path / "manifest.json").write_text(json.dumps({"items": [item], "clocks": {"a": {"zone_s": 7200}}}))
+    (known,) = casefolder.read(tmp_path).logs
+    assert "zone assumed" in str(assumed.last) and str(known.last) == "2026-03-02 08:00:00 UTC"
+    assert str(known.notices[0].moment) == str(known.last)
