@@ -186,6 +186,14 @@ def test_a_wrong_file_of_shapes_is_named_with_its_key(tmp_path: Path, name: str,
     assert ran.code == 2 and says in ran.err
 
 
+def test_the_file_of_shapes_in_the_documentation_can_be_used(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/load.md").read_text()
+    path = tmp_path / "shapes.toml"
+    path.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    chat, scan, agent = shapes.load(path)
+    assert scan.expect == "json" and agent.tools and chat.body("m", random.Random(0))["messages"][0]["role"] == "system"
+
+
 def test_a_sweep_writes_results_that_are_drawn_and_compared_on_the_same_host_and_day_only(
     server: StreamServer, tmp_path: Path, small: Path
 ) -> None:
