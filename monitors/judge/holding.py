@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_LIES_AFTER = 3  # pages in a row on which tokens grew while the gauges said that nothing runs
+_LIES_AFTER = 3  # pages on which tokens grew while the gauges said that nothing runs
 _OPEN_WINDOW = 300  # pages over which the fewest open requests are taken as those that were lost count of
 
 
@@ -46,7 +46,7 @@ class Holding:
         else:
             # Short requests come and go between two pages: where it is told what is open, it must be open now.
             held = page.load > 0 or not opened or opened[-1] > min(opened)
-            zeros = self.zero_while_moving + 1 if grew and held and page.gauges == 0 else 0
+            zeros = self.zero_while_moving + 1 if grew and held and page.gauges == 0 else self.zero_while_moving
             lies = self.lies or zeros >= _LIES_AFTER
         return replace(self, last=page, zero_while_moving=zeros, lies=lies, opened=opened)
 
