@@ -75,7 +75,7 @@ def fetch(cache: Path, *, say: Callable[[str], None], wheel: Path | None = None,
     """
     place = _place(cache)
     if place.is_dir() and not force and not _left_behind(place.parent):
-        _complete(place)
+        _complete(place, say)
         say(f"{NAME} is in {place}")
         return place
     try:
@@ -83,7 +83,7 @@ def fetch(cache: Path, *, say: Callable[[str], None], wheel: Path | None = None,
         with _locked(place.parent / f".{NAME}.lock", say):
             _sweep(place.parent)
             if place.is_dir() and not force:
-                _complete(place)
+                _complete(place, say)
                 say(f"{NAME} is in {place}")
                 return place
             _build(place, wheel, say)
@@ -96,15 +96,18 @@ def fetch(cache: Path, *, say: Callable[[str], None], wheel: Path | None = None,
     return place
 
 
-def _complete(place: Path) -> None:
-    """A folder that was made before it said how to draw is told."""
+def _complete(place: Path, say: Callable[[str], None]) -> None:
+    """A folder that was made before it said how to draw is told. One that somebody else keeps serves as it is."""
     path = place / "generation_config.json"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if "temperature" not in found:
-        scratch = place / f".{path.name}.{os.getpid()}"
-        scratch.write_text(json.dumps({**found, **SAMPLING}, indent=2) + "\n", encoding="utf-8")
-        _sync(scratch)
-        scratch.rename(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if "temperature" not in found:
+            scratch = place / f".{path.name}.{os.getpid()}"
+            scratch.write_text(json.dumps({**found, **SAMPLING}, indent=2) + "\n", encoding="utf-8")
+            _sync(scratch)
+            scratch.rename(path)
+    except (OSError, ValueError) as error:
+        say(f"{path}: {error}; it does not say how to draw, so requests without a temperature are drawn at 1 (--force makes it anew)")
 
 
 def _place(cache: Path) -> Path:

