@@ -55,6 +55,11 @@ class Batches:
     _next: int = 0
     _open: tuple[int, int] | None = field(default=None)  # (grammar, others) of the batch whose requests are being read
 
+    def skip(self, events: Sequence[Event]) -> None:
+        """These were before the run: they are not counted."""
+        if events:
+            self._next = events[-1].n + 1
+
     def take(self, events: Iterable[Event]) -> None:
         """Events in their order; those that were read before are skipped."""
         fresh = [event for event in events if event.n >= self._next]

@@ -4,15 +4,17 @@ too, where the deployment's black boxes and logs can be read."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine import blackbox
+from engine.blackbox import Event
 from monitors import fleet
 from monitors.judge.progress import Limits, Memory, State, advance
 from monitors.lookout import Look, Lookout
+from monitors.observe import rundir
 from opsctl.load import asked
 from opsctl.repro.overlap import Batches, Measured
 from opsctl.repro.streams import Streams
@@ -60,6 +62,10 @@ class Watcher:
     def __post_init__(self) -> None:
         self.lookout = Lookout(self.deployment)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="repro")
+        self._folders = self._run_dirs() if self.lookout.dialect.black_box else []
+        for path, events in self._rings():
+            self.batches[path] = Batches(self.needed)
+            self.batches[path].skip(events)
 
     async def look(self) -> Fault | None:
         """One look, in a thread of its own: a node that does not answer must not hold the streams."""
@@ -67,7 +73,8 @@ class Watcher:
 
     def _look(self) -> Fault | None:
         seen: Look = self.lookout.look(quiet_s=self.memory.quiet_s)
-        self._rings()
+        for path, events in self._rings():
+            self.batches.setdefault(path, Batches(self.needed)).take(events)
         self.memory, judgement = advance(self.memory, seen.sample, Limits())
         if judgement.state is State.stalled:
             text = f"the monitor declares a stall: {judgement.held:g} requests held, nothing moved for {judgement.quiet_s:.1f} s"
@@ -76,16 +83,19 @@ class Watcher:
             return Fault("the monitor saw the server's processes end", self.clock())
         return None
 
-    def _rings(self) -> None:
+    def _rings(self) -> Iterator[tuple[str, Sequence[Event]]]:
         """The leaders' events, of boxes on this machine: a ring holds some seconds, so it is read with every look."""
-        for node in self.deployment.node:
-            for service in node.service if not node.ssh else ():
-                for path in sorted(Path(service.run_dir).glob("rank-0.box")) if service.run_dir else ():
-                    try:
-                        events = blackbox.read(path).events
-                    except (OSError, blackbox.BoxError):
-                        continue
-                    self.batches.setdefault(str(path), Batches(self.needed)).take(events)
+        for path in (path for folder in self._folders for path in sorted(folder.glob("rank-0.box"))):
+            try:
+                yield str(path), blackbox.read(path).events
+            except (OSError, blackbox.BoxError):
+                continue
+
+    def _run_dirs(self) -> list[Path]:
+        """Of the services on this machine: a ring that comes over ssh would have been overwritten meanwhile."""
+        here = [(node, service) for node in self.deployment.node if not node.ssh for service in node.service]
+        found = [rundir.find(self.lookout.remotes[node.name], service, self.deployment.service) for node, service in here]
+        return [Path(reading.value) for reading in found if reading.value]
 
     def overlap(self) -> Measured | None:
         """By the black boxes; None where none could be read."""

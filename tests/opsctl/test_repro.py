@@ -183,6 +183,10 @@ def test_the_black_box_says_which_batches_were_shared_and_each_is_counted_once()
     batches.take(events)
     assert (batches.masked, batches.shared, batches.lost) == (3, 2, False)
     assert batches.measured() == Measured(2 / 3, 3.0, "batches", "black box")
+    later = Batches(needed=2)
+    later.skip(events)
+    later.take([*events, *ring((decode, 1, 3), first=len(events))])
+    assert later.measured() == Measured(1.0, 1.0, "batches", "black box")
     batches.take(ring((decode, 1, 2), first=9000))
     assert batches.lost and batches.masked == 4
 
