@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--kills", type=int, default=300, help="rollouts of the contract server cut at drawn moments [%(default)s]")
     parser.add_argument("--engine-kills", type=int, default=20, help="the same of the engine [%(default)s]")
     options = parser.parse_args(args)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes and services are taken down then, too
     why = nodes.missing(ssh=True)
     if why:
         print(f"prove-rollout: {why}", file=sys.stderr)
