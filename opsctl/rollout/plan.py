@@ -146,12 +146,12 @@ def make(
     if predicts:
         planned = {service.name: service for service in services}
 
-        def digests(which: Callable[[ServicePlan], tuple[Sequence[str], Mapping[str, str]]]) -> list[str]:
-            return list(together.each(managers, lambda manager: predict(manager, *which(planned[manager.name]))).values())
+        def digests(which: Callable[[ServicePlan], tuple[Sequence[str], Mapping[str, str]]], *, fits: bool) -> list[str]:
+            return list(together.each(managers, lambda manager: predict(manager, *which(planned[manager.name]), fits=fits)).values())
 
-        before_digest = _one_digest(deployment, digests(lambda service: (service.before.argv, {})))
+        before_digest = _one_digest(deployment, digests(lambda service: (service.before.argv, {}), fits=False))
         try:
-            after_digest = _one_digest(deployment, digests(lambda service: (service.after.argv, service.added)))
+            after_digest = _one_digest(deployment, digests(lambda service: (service.after.argv, service.added), fits=True))
         except flags.EditError:
             with contextlib.suppress(ServiceError):  # a build without a help text: its own words have to do
                 buildhelp.refuse_unknown(managers[0], services[0].after.argv, wish.edits)
@@ -191,8 +191,11 @@ def _one_digest(deployment: str, digests: Sequence[str]) -> str:
     return digests[0]
 
 
-def predict(manager: ServiceManager, argv: Sequence[str], env: Mapping[str, str]) -> str:
+def predict(manager: ServiceManager, argv: Sequence[str], env: Mapping[str, str], *, fits: bool = False) -> str:
     """Ask the deployment's own build, where it is installed, which digest these arguments give.
+
+    ``fits``: also whether the model and the machine there can take them, as far as that is known without a weight being
+    read.
 
     Raises:
         EditError: the build refuses the arguments; the text is its own.
@@ -203,7 +206,7 @@ def predict(manager: ServiceManager, argv: Sequence[str], env: Mapping[str, str]
             f"{manager.name}: its command line has no `serve`, so its flags cannot be told from the rest: {' '.join(argv[:4])}"
         )
     at = list(argv).index("serve")
-    asked = (*argv[:at], "config", "--json", "--", *argv[at + 1 :])
+    asked = (*argv[:at], "config", "--json", *(("--check",) if fits else ()), "--", *argv[at + 1 :])
     code, out, err = manager.run(("env", *(f"{key}={value}" for key, value in env.items()), *asked), _PREDICT_S)
     if code:
         said = err.strip() or out.strip() or f"exit status {code}"

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from monitors.capture.redact import redact
 from opsctl.rollout.traces import tracebacks
 from opsctl.service import together
-from opsctl.service.manager import ServiceError, ServiceManager, Snapshot, State
+from opsctl.service.manager import Line, ServiceError, ServiceManager, Snapshot, State
 from opsctl.service.wait import Waiter
 
 _T = TypeVar("_T")
 _TAIL = 60
+_WORD = 240  # characters of what a server said last
 
 
 class Crash(Exception):
@@ -61,8 +63,10 @@ class Watch:
             lines = manager.log(invocation_id)
         except (ServiceError, OSError) as error:
             raise Crash(manager.name, invocation_id, f"{what}; its log cannot be read: {error}", (), ()) from error
+        traces = tracebacks(lines)
         said = [line.text for line in lines if line.manager and "exited" in line.text]
-        raise Crash(manager.name, invocation_id, "; ".join([what, *said[-1:]]), [line.text for line in lines[-_TAIL:]], tracebacks(lines))
+        why = "; ".join([what, *said[-1:], *_last_word(lines, traces)])
+        raise Crash(manager.name, invocation_id, why, [line.text for line in lines[-_TAIL:]], traces)
 
     def until(self, what: str, done: Callable[[], bool], deadline_s: float) -> None:
         """Wait for ``done``. Raises Crash, Deadline."""
@@ -99,6 +103,13 @@ class Watch:
         if errors:
             raise errors[0]
         return results[0]
+
+
+def _last_word(lines: Sequence[Line], traces: Sequence[str]) -> list[str]:
+    """Why it ended, in its own words: the exception of its last traceback, else the last line that it wrote."""
+    own = [line.text for line in lines if not line.manager and line.text.strip()]
+    word = traces[-1].splitlines()[-1] if traces else own[-1] if own else ""
+    return [f"it said: {redact(word.strip()[:_WORD], 'server.log')[0]}"] if word else []
 
 
 def _ended(first: Snapshot, now: Snapshot) -> str:

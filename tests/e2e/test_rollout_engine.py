@@ -19,6 +19,12 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
         made.close()
 
 
+def test_what_the_model_cannot_do_is_refused_before_anything_is_stopped(group: Group) -> None:
+    code, answer, err = group.rollout("apply", "--yes", "--set", "tp=3")
+    assert code == 2, err
+    assert "--tp: 3 does not divide" in answer["errors"][0]["message"]
+
+
 def test_the_fix_that_crashes_is_reverted_and_the_one_that_works_is_committed(group: Group) -> None:
     code, answer, err = group.rollout("apply", "--yes", "--set", "disable-overlap-schedule")
     assert code == 3, err
