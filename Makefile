@@ -27,7 +27,7 @@ demo: setup ## the incident, from wedge to verified fix, on this machine
 	@$(BIN)/opsctl demo
 
 test: setup node-packages ## the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 check: $(READY) ## format, lint, types, import floors
 	$(BIN)/ruff format --check .

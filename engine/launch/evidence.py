@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+_TRIES = 3  # of py-spy, for each rank
+
 
 def save(folder: Path, pids: Mapping[int, int], boxes: Mapping[int, Path], *, limit_s: float) -> list[str]:
     """Write ``rank-<n>.box`` and ``stacks-<n>.txt`` for every rank into ``folder``.
@@ -43,8 +45,22 @@ def _keep(path: Path, target: Path) -> None:
 
 
 def _stacks(folder: Path, pids: Mapping[int, int], limit_s: float) -> list[str]:
+    """A process that runs on while it is read may have moved what py-spy was about to read: then it is asked again."""
+    until = time.monotonic() + limit_s
+    missing: dict[int, str] = {}
+    left = dict(pids)
+    for _ in range(_TRIES):
+        missing = _dump(folder, left, until, limit_s)
+        left = {rank: pid for rank, pid in left.items() if rank in missing}
+        if not left or time.monotonic() >= until:
+            break
+    return list(missing.values())
+
+
+def _dump(folder: Path, pids: Mapping[int, int], until: float, limit_s: float) -> dict[int, str]:
+    """One try for each rank, all at once. Returns why it failed, by rank."""
     spy = Path(sys.executable).parent / "py-spy"
-    missing: list[str] = []
+    missing: dict[int, str] = {}
     running: dict[int, subprocess.Popen[bytes]] = {}
     for rank, pid in pids.items():
         try:
@@ -52,14 +68,13 @@ def _stacks(folder: Path, pids: Mapping[int, int], limit_s: float) -> list[str]:
                 running[rank] = subprocess.Popen([str(spy), "dump", "--nonblocking", "--pid", str(pid)], stdin=subprocess.DEVNULL,
                                                  stdout=target, stderr=subprocess.STDOUT)  # fmt: skip
         except OSError as error:
-            missing.append(f"stacks of rank {rank}: {error.strerror}")
-    until = time.monotonic() + limit_s
+            missing[rank] = f"stacks of rank {rank}: {error.strerror}"
     for rank, process in running.items():
         try:
             if process.wait(max(0.0, until - time.monotonic())) != 0:
-                missing.append(f"stacks of rank {rank}: py-spy exited with {process.returncode}")
+                missing[rank] = f"stacks of rank {rank}: py-spy exited with {process.returncode}"
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            missing.append(f"stacks of rank {rank}: py-spy took more than {limit_s:g} s")
+            missing[rank] = f"stacks of rank {rank}: py-spy took more than {limit_s:g} s"
     return missing

@@ -99,6 +99,9 @@ class Playing:
         if at < self.begun:
             self.score.false_moves.append(f"a page before anything was injected: {title}")
             return
+        if title.startswith(("over:", "restarting:")):
+            self.talk(f"        told: {title}")
+            return
         self.score.paged += 1
         self.stamp("detected", at)
         self.talk(f"        PAGE: {title}")

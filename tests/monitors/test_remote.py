@@ -105,6 +105,7 @@ def test_a_collector_that_stays_is_asked_again_and_again_and_started_anew_when_i
                 standing.collect("follow", 5, path="/nowhere.log")
             assert first is not None
             first.kill()
+            first.wait(10)
             assert follower.poll().reason.startswith("node b: collecting follow"), "a loss is a gap"
             with log.open("a") as file:
                 file.write("three\n")
