@@ -27,7 +27,7 @@ demo: setup ## the incident, from wedge to verified fix, on this machine
 	@$(BIN)/opsctl demo
 
 test: setup node-packages ## the tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY) ## format, lint, types, import floors
 	$(BIN)/ruff format --check .
@@ -86,3 +86,4 @@ prove-rollout: $(READY) node-packages ## what can go wrong with a rollout, each 
 .PHONY: drills
 drills: setup ## every drill in auto mode, with the scoreboard
 	@$(BIN)/opsctl drill run --all $(ARGS)
+	$(BIN)/python -m pytest -q -m slow tests/e2e/test_drills.py

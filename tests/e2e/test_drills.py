@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.tiny_models import tiny_model
 
@@ -17,6 +18,7 @@ COMMAND = (sys.executable, "-m", "opsctl.cli", "drill", "run")
 DRILLS = {"drill-stopped": "hang_stopped", "drill-tp-desync": "hang_tp_desync", "drill-crash": "crash"}
 
 
+@pytest.mark.slow
 def test_faults_are_found_captured_mended_by_their_runbooks_and_scored(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "tiny", layers=2, heads=6, kv_heads=3, hidden=96, dtype="bfloat16", max_position_embeddings=8192)
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from opsctl import cli
 from tests.e2e.serving import serving
 from tests.opsctl.site import Ran
@@ -38,6 +40,7 @@ def opsctl(*args: str) -> Ran:
     return Ran(int(code), out.getvalue(), err.getvalue())
 
 
+@pytest.mark.slow
 def test_the_agent_loop_and_a_constrained_scan_wedge_a_server_with_the_fault_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "playbooks").mkdir()
     (tmp_path / "playbooks/repro-c.yaml").write_text(PLAYBOOK)

@@ -88,6 +88,7 @@ def test_killed_in_the_stability_window_and_resumed_it_is_committed(fleet: Fleet
     assert fleet.all_run("--max-queued-requests")
 
 
+@pytest.mark.slow  # `make prove-rollout` has a row for each moment of it
 def test_a_node_that_is_cut_off_reverts_alone_and_the_operator_is_paged(fleet: Fleet) -> None:
     with fleet.soaking("--set", "max-queued-requests=97", "--stable-s", "60", "--lease-s", "6") as process:
         fleet.cut(1)

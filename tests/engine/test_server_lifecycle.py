@@ -105,7 +105,7 @@ def test_when_the_engine_broke_whoever_waits_is_told_before_the_end(tmp_path: Pa
         os.write(api.control, b"rank 1 (pid 7) ended with signal SIGKILL\n")
         message = api.refused(whole.result(10), 503, "engine_ended")
         assert "pid" not in message and int(whole.result().headers["retry-after"]) >= 1
-        assert '"code":"engine_ended"' in stream.result(10).splitlines()[-2]
+        assert '"code":"engine_ended"' in stream.result(10)  # an event, or the whole answer where no stream had begun
         assert api.process.wait(10) == 1
         assert api.log().count(" finish=error reason=engine_ended") == 2
         assert "cannot go on (rank 1 (pid 7) ended with signal SIGKILL): 2 requests in flight" in api.log()

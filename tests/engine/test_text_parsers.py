@@ -80,9 +80,7 @@ def test_whatever_the_markup_a_call_that_reads_as_json_is_one_that_did_not_fail(
                 json.loads(raw)
         else:
             assert isinstance(json.loads(raw), dict)
-    said = "".join(
-        event.text if isinstance(event, Content) else "|" for event in events
-    )
+    said = "".join(event.text if isinstance(event, Content) else "|" for event in events)
     assert OPEN not in said
     assert CLOSE not in said
 
