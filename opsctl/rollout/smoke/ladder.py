@@ -104,7 +104,8 @@ def left_out(rung: Rung, never_live: Sequence[Mapping[str, Any]]) -> bool:
 
 def _text(nonce: str, words: int = 8) -> dict[str, Any]:
     count = " ".join(_WORDS[at % len(_WORDS)] for at in range(words))
-    content = f"[{nonce}] {count}. Say in one sentence what these words are."
+    # A question of its own behind the words: small models say nothing at all of a long text that asks nothing.
+    content = f"[{nonce}] {count}.\n\nWhat is the capital of France? Answer in one sentence."
     return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 16}
 
 
