@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
+from monitors import fleet
 from opsctl.drill.play import Playing, note
 from opsctl.runbooks.run import RunRecord
 from opsctl.staging.waiting import StageError
@@ -25,8 +25,11 @@ class Person:
 
     def respond(self, playing: Playing) -> None:
         """Wait until service is back; give a hint whenever one is asked for."""
-        playing.talk(f"\nYou are on call. In another terminal: export FLEET={playing.stage.fleet_path} "
-                     f"DEPLOYMENT={playing.stage.deployment.name}{f' BUNDLE={playing.bundle}' if playing.bundle else ''}\n"
+        values = {"FLEET": playing.stage.fleet_path, "DEPLOYMENT": playing.stage.deployment.name}
+        values |= {"BUNDLE": playing.bundle} if playing.bundle else {}
+        if playing.stage.own:  # where its services and their records are found
+            values |= {name: playing.stage.env[name] for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR")}
+        playing.talk(f"\nYou are on call. In another terminal: export {' '.join(f'{name}={value}' for name, value in values.items())}\n"
                      "Here: h and Enter for a hint (it costs points), q and Enter to give up.")  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
         hints = self._hints(playing)
@@ -62,7 +65,7 @@ class Person:
 
     def _runbooks(self, playing: Playing) -> None:
         """What was run of runbooks since the injection, from the records that ``opsctl runbook run`` leaves."""
-        folder = Path(playing.stage.env.get("XDG_STATE_HOME", "")) / "lastbatch" / "runbooks" / playing.stage.deployment.name
+        folder = fleet.state_root(playing.stage.env) / "runbooks" / playing.stage.deployment.name
         for path in sorted(folder.glob("*.json")):
             record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
             if record.began_utc >= playing.score.began_utc[:19]:

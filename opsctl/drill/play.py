@@ -148,21 +148,21 @@ def play(playbook: Playbook, stage: Stage, responder: Responder, talk: Callable[
     playing = Playing(playbook, stage, talk, score, traffic, deadlines)
     with lifter.guarded(stage.fleet_path, stage.deployment.name, "end" if stage.own else "lift", stage.env, stage.watcher.process.pid):
         try:
-            traffic.begin()
-            time.sleep(moment(seed))
-            playing.look()
-            _inject(playing)
-            if drill.pages:
-                _paged_for(playing, responder)
-            else:
-                _paged_for_nobody(playing)
-            _mitigated(playing)
-        finally:
-            _lift(playing)
             try:
-                _recovered(playing)
+                traffic.begin()
+                time.sleep(moment(seed))
+                playing.look()
+                _inject(playing)
+                if drill.pages:
+                    _paged_for(playing, responder)
+                else:
+                    _paged_for_nobody(playing)
+                _mitigated(playing)
             finally:
-                traffic.end()
+                _lift(playing)
+            _recovered(playing)
+        finally:
+            traffic.end()
     playing.look()
     score.judge(drill)
     return score

@@ -52,13 +52,14 @@ class Stage:
         return envelope((*words, *where), self.env, self.folder / "opsctl.log", deadline_s)
 
     def stopped_pid(self) -> str:
-        """The pid of the process in state T among the services' own. Raises StageError when there is none."""
-        for box in sorted(Path(self.deployment.node[0].service[0].run_dir).glob("rank-*.box")):
+        """The pid of the rank that stands in state T on this machine. Raises StageError when there is none."""
+        here = [service.run_dir for node in self.deployment.node if not node.ssh for service in node.service]
+        for box in sorted(box for folder in here for box in Path(folder).glob("rank-*.box")):
             pid = blackbox.read(box, events=False).header.pid
             with contextlib.suppress(OSError):
                 if "\nState:\tT" in Path(f"/proc/{pid}/status").read_text():
                     return str(pid)
-        raise StageError("no rank's process stands in state T")
+        raise StageError("no rank's process on this machine stands in state T")
 
 
 @dataclass
