@@ -126,8 +126,11 @@ class Watch:
         self._book, decision = incidents.decide(before, judgement, look.sample, time.time(), look.ending.cause)
         if judgement.state not in (State.ended, State.unknown):
             self._planned = None
-        if decision is Decision.declare_crash and self._was_planned(look):
+        if decision is Decision.declare_crash and self._was_planned(look, look.sample.invocation):
             self._book, decision = before, Decision.none
+        gone = set(previous.invocation.split("+")) - set(look.sample.invocation.split("+")) - {""}
+        if gone and look.sample.invocation and previous.state in SERVES and before.open is None:
+            self._started_again(look, "+".join(sorted(gone)))
         if decision in (Decision.ended, Decision.restarted, Decision.declare_crash) and before.open is not None:
             self._died = self._died or (self._for is not None and before.open.key == self._for.key)
         if decision is not Decision.none:
@@ -177,15 +180,20 @@ class Watch:
             again = decision is Decision.restarted and judgement.state not in SERVES
             self._owe(self._pager.restarting(self._book) if again else self._pager.over(self._book, decision))
 
-    def _was_planned(self, look: Look) -> bool:
-        """Whether an end was ordered, which is told once and pages nobody: a rollout proves, reverts and pages by itself."""
+    def _started_again(self, look: Look, invocation: str) -> None:
+        """It served, and now another start is there: no look fell between, and no line tells of a death (that would be a crash)."""
+        if not (look.sample.ended or self._was_planned(look, invocation)):
+            self._emit("started_again", text="between two looks; no order and no death of the former start is on record")
+
+    def _was_planned(self, look: Look, invocation: str) -> bool:
+        """Whether its end was ordered, which is told once and pages nobody: a rollout proves, reverts and pages by itself."""
         order = look.ending.order
-        found = planned.end(self.deployment, self._lookout.remotes, look.sample.invocation)
+        found = planned.end(self.deployment, self._lookout.remotes, invocation)
         if found is None and order is not None:
             found = planned.Planned("planned_end", f"it was told to stop: {order.text[:160]}")
-        if found is not None and (found.event, look.sample.invocation) != self._planned:
+        if found is not None and (found.event, invocation) != self._planned:
             self._emit(found.event, text=found.text)
-        self._planned = (found.event, look.sample.invocation) if found is not None else None
+        self._planned = (found.event, invocation) if found is not None else None
         return found is not None
 
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], *, goes_on: bool = False) -> None:

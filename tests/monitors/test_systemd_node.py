@@ -88,6 +88,8 @@ def test_a_wedged_unit_is_declared_captured_and_followed_through_its_restart(nod
             assert machine.run(["systemctl", "daemon-reload"]).code == machine.run(["systemctl", "restart", "small.service"]).code == 0
             until(lambda: watch.turn().state is State.idle, f"it rests; {events}", 40)
             assert machine.run(["systemctl", "restart", "small.service"]).code == 0
+            # The next look finds it up again: none fell into its absence.
+            until(lambda: machine.run(["test", "-e", "/run/small/rank-0.box"]).code == 0, "it is back")
             assert "told to stop" in turn_until("planned_end")["text"]
             assert not [event for event in events if event["event"] == "crash_declared"]
         finally:
