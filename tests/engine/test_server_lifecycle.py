@@ -20,8 +20,25 @@ import pytest
 
 from engine import config
 from engine.server.listener import listen
-from tests.engine.api_process import api_process, write_box
+from tests.engine.api_process import Api, api_process, write_box
 from tests.engine.scripted_scheduler import ready
+
+
+def begun_stream(api: Api, pool: concurrent.futures.Executor) -> concurrent.futures.Future[str]:
+    """The whole text of a streamed completion that has sent its first line."""
+    begun = threading.Event()
+
+    def streamed() -> str:
+        lines = []
+        with httpx.stream("POST", f"{api.url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=20) as answer:
+            for line in answer.iter_lines():
+                begun.set()
+                lines.append(line)
+        return "\n".join([*lines, ""])
+
+    text = pool.submit(streamed)
+    assert begun.wait(20), "no line of the stream came"
+    return text
 
 
 def test_before_ready_it_answers_and_generates_nothing(tmp_path: Path) -> None:
@@ -64,19 +81,8 @@ def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(tmp_path: Path
 
         api.scheduler.script = script
         whole = pool.submit(api.chat)
-        begun = threading.Event()
-
-        def streamed() -> list[str]:
-            lines = []
-            with httpx.stream("POST", f"{api.url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=20) as answer:
-                for line in answer.iter_lines():
-                    begun.set()
-                    lines.append(line)
-            return lines
-
-        stream = pool.submit(streamed)
+        stream = begun_stream(api, pool)
         api.scheduler.wait_for(lambda: len(api.scheduler.requests) == 2, "two requests in flight")
-        api.scheduler.wait_for(begun.is_set, "the stream's first event")
         api.process.send_signal(signal.SIGINT)  # of a Ctrl-C that the whole group gets: not for this process
         api.process.terminate()
         api.scheduler.wait_for(lambda: api.client.get("/health").status_code == 503, "the drain")
@@ -94,19 +100,8 @@ def test_after_the_drain_timeout_the_rest_is_told_and_it_still_exits_0(tmp_path:
     with api_process(tmp_path, "--drain-timeout", "0.3") as api, concurrent.futures.ThreadPoolExecutor() as pool:
         api.scheduler.script = api.scheduler.hangs_after("first")
         whole = pool.submit(api.chat)
-        begun = threading.Event()
-
-        def streamed() -> list[str]:
-            lines = []
-            with httpx.stream("POST", f"{api.url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=20) as answer:
-                for line in answer.iter_lines():
-                    begun.set()
-                    lines.append(line)
-            return lines
-
-        stream = pool.submit(streamed)
+        stream = begun_stream(api, pool)
         api.scheduler.wait_for(lambda: len(api.scheduler.requests) == 2, "two requests in flight")
-        api.scheduler.wait_for(begun.is_set, "the stream's first event")
         api.process.terminate()
         api.refused(whole.result(10), 503, "draining")
         assert '"code":"draining"' in stream.result(10)
@@ -120,26 +115,15 @@ def test_when_the_engine_broke_whoever_waits_is_told_before_the_end(tmp_path: Pa
     with api_process(tmp_path) as api, concurrent.futures.ThreadPoolExecutor() as pool:
         api.scheduler.script = api.scheduler.hangs_after("first")
         whole = pool.submit(api.chat)
-        begun = threading.Event()
-
-        def streamed() -> list[str]:
-            lines = []
-            with httpx.stream("POST", f"{api.url}/v1/completions", json={"prompt": "x", "stream": True}, timeout=20) as answer:
-                for line in answer.iter_lines():
-                    begun.set()
-                    lines.append(line)
-            return lines
-
-        stream = pool.submit(streamed)
+        stream = begun_stream(api, pool)
         api.scheduler.wait_for(lambda: len(api.scheduler.requests) == 2, "two requests in flight")
-        api.scheduler.wait_for(begun.is_set, "the stream's first event")
         if draining:
             api.process.terminate()
             api.scheduler.wait_for(lambda: api.client.get("/health").status_code == 503, "the drain")
         os.write(api.control, b"rank 1 (pid 7) ended with signal SIGKILL\n")
         message = api.refused(whole.result(10), 503, "engine_ended")
         assert "pid" not in message and int(whole.result().headers["retry-after"]) >= 1
-        assert '"code":"engine_ended"' in [line for line in stream.result(10) if line][-1]
+        assert '"code":"engine_ended"' in stream.result(10).splitlines()[-2]
         assert api.process.wait(10) == 1
         assert api.log().count(" finish=error reason=engine_ended") == 2
         assert "cannot go on (rank 1 (pid 7) ended with signal SIGKILL): 2 requests in flight" in api.log()
