@@ -17,12 +17,12 @@ from opsctl.callers.matrix import sent
 from opsctl.callers.request import prompt_sha, with_nonce
 from opsctl.rollout.probe import Api
 
-HERE, ELSEWHERE = "here", "hosted_fallback"
+HERE, ELSEWHERE, UNKNOWN = "here", "hosted_fallback", "not known"
 
 
 @dataclass(frozen=True)
 class Led:
-    """``kind``: ``here``, ``hosted_fallback``, ``http NNN`` or ``none`` (nobody answered)."""
+    """``kind``: ``here``, ``hosted_fallback``, ``not known``, ``http NNN`` or ``none`` (nobody answered)."""
 
     caller: str
     kind: str
@@ -35,12 +35,13 @@ def key_of(caller: Caller) -> str:
 
 
 def follow(
-    caller: Caller, nonce: str, deadline_s: float, *, seen: Callable[[str], bool] | None, counter: Callable[[], float | None]
+    caller: Caller, nonce: str, deadline_s: float, *, seen: Callable[[str], bool | None] | None, counter: Callable[[], float | None]
 ) -> Led:
     """Send the client's request (a plain one, where its own must not be sent) through its own path.
 
-    ``seen(sha)`` waits a little for a request of this digest in the server's log; None where the engine logs none, and
-    then ``counter``, the server's tokens so far, must move meanwhile. Raises OSError for a key that cannot be read.
+    ``seen(sha)`` waits a little for a request of this digest in the server's log, and answers None where the log has lost
+    lines, so that it cannot tell. ``seen`` is None where the engine logs no requests, and then ``counter``, the server's
+    tokens so far, must move meanwhile. Raises OSError for a key that cannot be read.
     """
     plain = {"messages": [{"role": "user", "content": "Say in one sentence what a canary in a mine is for."}], "max_tokens": 16}
     own = caller.request if sent(caller) else {**plain, **({"model": caller.request["model"]} if "model" in caller.request else {})}
@@ -53,11 +54,14 @@ def follow(
             return Led(caller.name, kind, f"{caller.name}: {caller.via} answers {kind}: {reply.why}")
         after = counter() if seen is None else None
     if seen is not None:
-        if seen(prompt_sha(request)):
+        arrived = seen(prompt_sha(request))
+        if arrived is None:
+            return Led(caller.name, UNKNOWN, f"{caller.name}: {caller.via} answered; the log here has no such line, and has lost some")
+        if arrived:
             return Led(caller.name, HERE, f"{caller.name}: a nonce through {caller.via} was answered by this server, by its log")
         why = "was answered, and not by this server, whose log has no such answer"
     elif before is None or after is None:
-        return Led(caller.name, "not known", f"{caller.name}: {caller.via} answered, and this server has no counters to show that it did")
+        return Led(caller.name, UNKNOWN, f"{caller.name}: {caller.via} answered, and this server has no counters to show that it did")
     elif after > before:
         return Led(
             caller.name, HERE, f"{caller.name}: this server's token counters moved by {after - before:g} while {caller.via} answered"

@@ -10,7 +10,7 @@ from monitors.exit_codes import ExitCode
 from opsctl.callers.foresee import flags_of
 from opsctl.rollout import boots, plan, verified
 from opsctl.rollout.boots import Boot
-from opsctl.rollout.checks import Check, Outcome, overall, passed, run
+from opsctl.rollout.checks import Check, passed, proven, run
 from opsctl.rollout.plan import Command, Plan
 from opsctl.rollout.probe import Api
 from opsctl.rollout.proof import Expectation, Proof, exceptions
@@ -54,16 +54,16 @@ class Baseline:
             expected = Expectation(digest, commands, exceptions(group, frozen))
             proof = Proof(group, expected, frozen, self.api(group), self.waiter, answer_s=_ANSWER_S)
             found += proof.serving()
-            if overall(found) is Outcome.passed:
+            if proven(found):
                 found.append(self._lasting(proof, group, frozen, stable_s))
-            if overall(found) is not Outcome.passed:
+            if not proven(found):
                 return None, tuple(found)
             if at == 0:
                 _, now = flags_of(commands[first.name].argv)
                 scope = self.survey.bare(now, allowance_pct)
                 seeing = Proof(group, expected, frozen, self.api(group), self.waiter, answer_s=_ANSWER_S, scope=scope)
                 found.append(run("before", lambda seeing=seeing: self._record(seeing, digest)))  # type: ignore[misc]
-                if overall(found) is not Outcome.passed:
+                if not proven(found):
                     return None, tuple(found)
             self._note_boot(frozen, digest)
         known = Verified(deployment=self.target.name, at_utc=self.utc(), digest=digest, services=commands, by="verify")
@@ -101,7 +101,7 @@ class Baseline:
             found, checks = self.verify(stable_s, made.allowance_pct, made.digest_before)
             if found is not None:
                 return found, checks
-            bad = checks[-1]
+            bad = next(check for check in reversed(checks) if not proven([check]))
             if not allow_red:
                 raise Refused(ExitCode.FOUND, f"the baseline is not green: {bad.name}: {bad.evidence}",
                               "in an incident --incident takes the recorded baseline; --allow-red goes on regardless", checks)  # fmt: skip

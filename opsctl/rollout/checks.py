@@ -65,6 +65,13 @@ def run(name: str, check: Callable[[], Check], watch: Watch | None = None) -> Ch
     return found if behind is None else Check(name, Outcome.failed, str(behind), {**found.data, **behind.evidence})
 
 
+def proven(checks: Iterable[Check]) -> bool:
+    """Whether they show that a configuration which was verified before, or runs already, serves: each has passed, or could
+    not be told for nothing but lines that the log has lost (``gap`` in its data). Of a change that is not enough."""
+    found = tuple(checks)
+    return bool(found) and all(c.outcome is Outcome.passed or (c.outcome is Outcome.inconclusive and "gap" in c.data) for c in found)
+
+
 def overall(checks: Iterable[Check]) -> Outcome:
     """The worst of them; inconclusive when there are none."""
     found = {check.outcome for check in checks}

@@ -26,7 +26,7 @@ from opsctl.rollout.scope import Scope
 from opsctl.rollout.smoke import drift, ladder
 from opsctl.rollout.target import Target
 from opsctl.rollout.watch import Watch
-from opsctl.service.manager import ServiceError, Snapshot
+from opsctl.service.manager import Line, ServiceError, Snapshot
 from opsctl.service.wait import Waiter
 
 _LOG_S = 3.0  # how long a request's line may take to reach the log
@@ -91,9 +91,12 @@ class Comparison:
         return self._watch.during(what, call, times * self._answer_s + 10.0)
 
     def _texts(self, last_s: float) -> list[str]:
+        return [line.text for line in self._lines(last_s)]
+
+    def _lines(self, last_s: float) -> list[Line]:
         """The lines of this start of the last seconds, of all its services."""
         return [
-            line.text for manager in self._target.managers if self._frozen[manager.name].invocation_id
+            line for manager in self._target.managers if self._frozen[manager.name].invocation_id
             for line in manager.log(self._frozen[manager.name].invocation_id, last_s=last_s)
         ]  # fmt: skip
 
@@ -196,15 +199,17 @@ class Comparison:
         follow = functools.partial(path.follow, caller, self._nonce(), self._answer_s, seen=arrives, counter=self._tokens)
         return self._during(f"the path of {caller.name}", follow, 1.0 + _LOG_S / self._answer_s)
 
-    def _arrives(self, sha: str) -> bool:
-        """Whether a request of this digest comes to the server's log, within a few seconds."""
+    def _arrives(self, sha: str) -> bool | None:
+        """Whether a request of this digest comes to the server's log, within a few seconds; None when lines of it are lost."""
         clock = self._waiter.clock
         until = clock.monotonic() + _LOG_S
-        while sha not in traffic.shas(self._texts(2 * self._answer_s)):
+        while True:
+            lines = self._lines(2 * self._answer_s)
+            if sha in traffic.shas([line.text for line in lines]):
+                return True
             if clock.monotonic() >= until:
-                return False
+                return None if any(line.lost for line in lines) else False
             clock.sleep(self._waiter.poll_s)
-        return True
 
     def _paths(self) -> Check:
         """Hosted-fallback guard: what clients ask through their own path must arrive here."""
@@ -217,14 +222,14 @@ class Comparison:
             agreed = self._scope.agreed.get(led.caller)
             if led.kind == path.HERE or (agreed is not None and led.kind == agreed.to):
                 continue
-            same = led.kind == was.get(led.caller) and led.kind not in (path.ELSEWHERE, "not known")
-            (unknown if same or led.kind == "not known" else wrong).append(led)
+            same = led.kind == was.get(led.caller) and led.kind != path.ELSEWHERE
+            (unknown if same or led.kind == path.UNKNOWN else wrong).append(led)
         if wrong:
             text = "; ".join(led.text for led in wrong)
             return checks.failed("client path", text, verdicts=[led.kind for led in wrong])
         if unknown:
-            text = "; ".join(led.text for led in unknown)
-            return checks.inconclusive("client path", f"{text}; so it was before the change")
+            text = "; ".join(f"{led.text}{', as before the change' if led.kind == was.get(led.caller) else ''}" for led in unknown)
+            return checks.inconclusive("client path", text)
         return checks.passed("client path", "; ".join(told))
 
     # Throughput.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from opsctl.rollout import checks, settlement
-from opsctl.rollout.checks import Check, Outcome
+from opsctl.rollout.checks import Check
 from opsctl.rollout.course import Course
 from opsctl.rollout.journal import State
 from opsctl.rollout.proof import Expectation
@@ -49,7 +49,7 @@ class Retreat:
                 "nobody here has seen it"
             )
         if not proven:
-            last = self.checks[-1]
+            last = next((check for check in reversed(self.checks) if not checks.proven([check])), self.checks[-1])
             return self.stuck(f"{why}; then the revert was not proven: {last.name}: {last.evidence}")
         course.note(State.reverted, why)
         course.keeper.disarm()
@@ -120,7 +120,7 @@ class Retreat:
             found.append(check)
             self.checks.append(check)
             course.talk(f"revert: {check.name}: {check.outcome}: {check.evidence}")
-        good = checks.overall(found) is Outcome.passed
+        good = checks.proven(found)
         if good:
             course.note_boot(found[0], course.baseline.digest, f"revert of {course.journal.id}")
         return good
