@@ -17,7 +17,8 @@ from monitors.exit_codes import ExitCode
 from opsctl.rollout import boots, deadlines, flags, history, journal, lock, operator, overlay, plan, preflight, target, verified
 from opsctl.rollout.baseline import Baseline
 from opsctl.rollout.checks import Check
-from opsctl.rollout.guard import Guard, Pager, known_exceptions
+from opsctl.rollout.course import Course, Pager
+from opsctl.rollout.guard import Guard, known_exceptions
 from opsctl.rollout.journal import Journal, State
 from opsctl.rollout.pager import UrlPager
 from opsctl.rollout.plan import Plan
@@ -235,8 +236,8 @@ class Desk:
     def resume(self, *, attended: bool, reason: str = "") -> Result:
         with self._locked("resume"):
             guard = self._unfinished(attended)
-            self._sign(guard.journal, "resume", reason)
-            return self._ended(guard.resume(), guard.journal)
+            self._sign(guard.course.journal, "resume", reason)
+            return self._ended(guard.resume(), guard.course.journal)
 
     def abort(self, why: str) -> Result:
         with self._locked("abort"):
@@ -244,7 +245,7 @@ class Desk:
             if last is not None and last.state is State.planned:
                 raise Refused(ExitCode.USAGE, f"rollout {last.id} was planned and changed nothing, so there is nothing to abort")
             guard = self._unfinished(False)
-            self._sign(guard.journal, "abort", why)
+            self._sign(guard.course.journal, "abort", why)
             return guard.abort(why or f"aborted by {self._who['user']}")
 
     def _sign(self, entry: Journal, event: str, reason: str) -> None:
@@ -270,5 +271,5 @@ class Desk:
             token=entry.id, ttl_s=entry.plan.times.lease_s, decision=str(entry.path.with_suffix(".decision")) if local else "",
             on_expiry=page if local else (), pages=self._page_urls, title=self.deployment.name,
         )  # fmt: skip
-        return Guard(self.target, entry, self._api_of, lease, baseline, self._pager, self._waiter, utc_now, attended,
-                     scope=self.survey.scope(entry.plan))  # fmt: skip
+        course = Course(self.target, entry, self._api_of, lease, baseline, self._pager, self._waiter, utc_now)
+        return Guard(course, attended, self.survey.scope(entry.plan))

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 
 from opsctl.rollout import flags, overlay, proof, settlement, verified
 from opsctl.rollout.checks import Check, Outcome, run
-from opsctl.rollout.course import Course, Pager
-from opsctl.rollout.journal import Journal, State
-from opsctl.rollout.probe import Api
+from opsctl.rollout.course import Course
+from opsctl.rollout.journal import State
 from opsctl.rollout.result import Result, without_service
 from opsctl.rollout.retreat import Committed, Retreat
 from opsctl.rollout.scope import Scope
@@ -30,10 +29,8 @@ from opsctl.rollout.settlement import Undecided
 from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
 from opsctl.rollout.watch import Crash, Watch
-from opsctl.service.manager import Lease, LeaseLost, Locked, ServiceError, ServiceManager
-from opsctl.service.wait import Waiter
+from opsctl.service.manager import LeaseLost, Locked, ServiceError, ServiceManager
 
-__all__ = ["Guard", "Pager", "known_exceptions", "without_service"]
 _OTHERS_EVERY_S = 1.0
 
 
@@ -51,36 +48,27 @@ class LockedOut(Exception):
 
 @dataclass
 class Guard:
-    """One rollout. ``api``: gives the API of a group. ``baseline``: the revert target; ``utc`` gives the time for
-    records; ``attended``: somebody watches, so what cannot be told is held for them instead of being reverted;
-    ``scope``: how far the proof looks beside configuration and plain completions (a revert's never does)."""
+    """``attended``: somebody watches, so what cannot be told is held for them instead of being reverted; ``scope``: how
+    far the proof looks beside configuration and plain completions (a revert's never does)."""
 
-    target: Target
-    journal: Journal
-    api: Callable[[Target], Api]
-    lease: Lease
-    baseline: Verified
-    pager: Pager
-    waiter: Waiter
-    utc: Callable[[], str]
+    course: Course
     attended: bool = False
     scope: Scope | None = None
     _checks: list[Check] = field(default_factory=list)
     _boots: list[Check] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._course = Course(self.target, self.journal, self.api, self.lease, self.baseline, self.pager, self.waiter, self.utc)
-        self._plan = self._course.plan
-        self._retreat = Retreat(self._course)
+        self._plan, self._target = self.course.plan, self.course.target
+        self._retreat = Retreat(self.course)
         self._changed: list[ServiceManager] = []  # of groups that are proven already
         self._others_at = 0.0
-        keep = self._course.waiter.meanwhile
+        keep = self.course.waiter.meanwhile
 
         def meanwhile() -> None:
             keep()
             self._watch_others()
 
-        self._course.waiter.meanwhile = meanwhile
+        self.course.waiter.meanwhile = meanwhile
 
     # The ways in.
 
@@ -94,15 +82,15 @@ class Guard:
 
     def resume(self) -> Result:
         """From where the journal ends."""
-        decided = self._course.keeper.decided()
-        if self.journal.state in (State.reverting, State.stuck) or "revert" in decided:
+        decided = self.course.keeper.decided()
+        if self.course.journal.state in (State.reverting, State.stuck) or "revert" in decided:
             why = (
                 "the dead-man reverted while nobody renewed its lease" if "revert" in decided else f"resumed a revert ({self._last_why()})"
             )
             return self._run(lambda: self._revert(why))
         if decided:  # somebody decided to commit after every node was prepared: the others follow
             return self._run(self._follow)
-        state = State.armed if self.journal.state is State.planned else self.journal.state
+        state = State.armed if self.course.journal.state is State.planned else self.course.journal.state
         return self._run(lambda: self._forward(State.proving if state is State.held else state))
 
     def abort(self, why: str) -> Result:
@@ -122,26 +110,26 @@ class Guard:
             state = self._retreat.stuck(f"{type(error).__name__}: {error}")
         except KeyboardInterrupt:
             why, interrupted = "interrupted by its operator", True
-            self._course.talk("interrupted: reverting; a second Ctrl-C leaves the rest to the dead-man")
+            self.course.talk("interrupted: reverting; a second Ctrl-C leaves the rest to the dead-man")
             state = self._revert(why)
         why = why or self._last_why()
-        moments = self._course.moments
-        result = Result(id=self.journal.id, deployment=self.target.name, state=state, why=why, edits=self._plan.edits,
-                        checks=tuple(self._checks), revert_checks=tuple(self._retreat.checks), page=self._course.page,
+        moments = self.course.moments
+        result = Result(id=self.course.journal.id, deployment=self._target.name, state=state, why=why, edits=self._plan.edits,
+                        checks=tuple(self._checks), revert_checks=tuple(self._retreat.checks), page=self.course.page,
                         moments=moments, without_service_s=without_service(moments), interrupted=interrupted)  # fmt: skip
-        self._course.note(state, why, "result", result=result.text(), exit_code=int(result.exit_code), page_sent=result.page.sent)
+        self.course.note(state, why, "result", result=result.text(), exit_code=int(result.exit_code), page_sent=result.page.sent)
         return result
 
     def _last_why(self) -> str:
-        return str(next((e.data["why"] for e in reversed(self.journal.entries) if e.data.get("why")), ""))
+        return str(next((e.data["why"] for e in reversed(self.course.journal.entries) if e.data.get("why")), ""))
 
     def _forward(self, first: State) -> State:
         """Raises Turn."""
-        course, groups = self._course, self.target.groups
-        proven = {entry.data["group"] for entry in self.journal.entries if entry.event == "proven"}
+        course, groups = self.course, self._target.groups
+        proven = {entry.data["group"] for entry in self.course.journal.entries if entry.event == "proven"}
         try:
             if first is State.armed:
-                course.write(State.armed, token=self.lease.token, ttl_s=self.lease.ttl_s)
+                course.write(State.armed, token=self.course.lease.token, ttl_s=self.course.lease.ttl_s)
             self._arm(first)
             if course.foreign():
                 raise ServiceError(course.foreign())
@@ -159,22 +147,22 @@ class Guard:
 
     def _arm(self, first: State) -> None:
         try:
-            self._course.keeper.arm()
+            self.course.keeper.arm()
         except Locked as error:
             if first is not State.armed:
                 raise
-            self._course.keeper.disarm()
-            self._course.note(State.reverted, f"locked out before anything was changed: {error}")
+            self.course.keeper.disarm()
+            self.course.note(State.reverted, f"locked out before anything was changed: {error}")
             raise LockedOut(str(error)) from error
 
     def _changed_since(self, name: str, proven: set[str]) -> bool:
         """Whether the journal ends in another group than this one."""
-        last = next((e.data["group"] for e in reversed(self.journal.entries) if "group" in e.data), name)
+        last = next((e.data["group"] for e in reversed(self.course.journal.entries) if "group" in e.data), name)
         return bool(last != name)
 
     def _group(self, group: Target, which: str, *, adopt: bool, soaked: bool) -> None:
         """One replica from its trial to the end of its stability window; ``adopt``: its running start may be taken."""
-        course, name = self._course, group.managers[0].name
+        course, name = self.course, group.managers[0].name
         if not (adopt and self._adopt(group)):
             course.write(State.applied, group=name)
             self._apply(group)
@@ -192,7 +180,7 @@ class Guard:
     def _apply(self, group: Target) -> None:
         planned = {service.name: service for service in self._plan.services}
         for manager in group.managers:
-            self._course.keeper.renew()
+            self.course.keeper.renew()
             for one in self._plan.overlays:
                 manager.keep_file(one.name, one.data())
             manager.write_trial(planned[manager.name].override())
@@ -202,16 +190,16 @@ class Guard:
         frozen = {}
         for manager in group.managers:
             found = manager.snapshot()
-            if not found.running or not flags.same_command(self._course.expected.commands[manager.name].argv, manager.argv()):
+            if not found.running or not flags.same_command(self.course.expected.commands[manager.name].argv, manager.argv()):
                 return False
             frozen[manager.name] = found
-        self._course.frozen |= frozen
+        self.course.frozen |= frozen
         return True
 
     def _prove(self, group: Target, which: str) -> None:
         if not which:
             self._checks.clear()
-        found = self._course.proof(group, self._course.expected, self.scope, f"{which}first good answer")
+        found = self.course.proof(group, self.course.expected, self.scope, f"{which}first good answer")
         boot = found.boot(self._plan.times.boot_s)
         self._take(boot)
         mounts = {service.name: service.after.mounts for service in self._plan.services if service.after.mounts}
@@ -224,40 +212,40 @@ class Guard:
     def _take(self, check: Check) -> None:
         """Raises Turn unless it passed."""
         self._checks.append(check)
-        self._course.talk(f"{check.name}: {check.outcome}: {check.evidence}")
+        self.course.talk(f"{check.name}: {check.outcome}: {check.evidence}")
         if check.outcome is Outcome.passed:
             return
-        self._course.mark("failure known")
+        self.course.mark("failure known")
         raise Turn(f"{check.name}: {check.evidence}", hold=check.outcome in (Outcome.inconclusive, Outcome.error))
 
     def _watch_others(self) -> None:
         """Groups that were changed and proven before the present one must stay up. Raises Crash."""
-        now = self._course.waiter.clock.monotonic()
+        now = self.course.waiter.clock.monotonic()
         if self._changed and now - self._others_at >= _OTHERS_EVERY_S:
             self._others_at = now
-            Watch(self._changed, self._course.frozen, self._course.waiter).look()
+            Watch(self._changed, self.course.frozen, self.course.waiter).look()
 
     # The end.
 
     def _commit(self) -> State:
-        course = self._course
+        course = self.course
         self._changed.clear()
         course.keeper.lenient = True  # one node that is away must not keep the others from being renewed
         try:
-            settlement.commit(self.target.managers, self.lease, course.waiter, lambda step: course.write(State.soaking, step))
+            settlement.commit(self._target.managers, course.lease, course.waiter, lambda step: course.write(State.soaking, step))
         except Undecided as error:
             raise Turn(str(error)) from error
         return self._finish_commit()
 
     def _follow(self) -> State:
-        self._course.keeper.arm()
+        self.course.keeper.arm()
         return self._commit()
 
     def _finish_commit(self) -> State:
         """Decided, so there is no way back: whatever fails here is tried again by ``resume`` and by the dead-man. A
         node that lost its trial meanwhile (it was rebooted) gets the committed override all the same."""
-        course = self._course
-        for manager, service in zip(self.target.managers, self._plan.services, strict=True):
+        course = self.course
+        for manager, service in zip(self._target.managers, self._plan.services, strict=True):
             manager.commit_trial()
             if manager.read_change().committed != service.override():
                 manager.restore(service.override())
@@ -269,15 +257,15 @@ class Guard:
 
     def _record(self) -> None:
         """On this machine. The nodes run it whatever becomes of that, so a full disk here is told and undoes nothing."""
-        course = self._course
+        course = self.course
         commands = {service.name: service.after for service in self._plan.services}
         known = Verified(
-            deployment=self.target.name, at_utc=self.utc(), digest=self._plan.digest_after, services=commands, by=self.journal.id
+            deployment=self._target.name, at_utc=course.utc(), digest=self._plan.digest_after, services=commands, by=course.journal.id
         )
         for boot in self._boots:
-            course.note_boot(boot, self._plan.digest_after, self.journal.id)
+            course.note_boot(boot, self._plan.digest_after, course.journal.id)
         try:
-            verified.write(self.journal.path.parent, known)
+            verified.write(course.journal.path.parent, known)
             course.write(State.committed)
         except OSError as error:
             course.tell("committed, and not recorded", f"every node runs it; what is kept here could not be written: {error}\n"
@@ -285,11 +273,11 @@ class Guard:
 
     def _all_run_it(self) -> None:
         """Each group runs what was committed; one that does not any more is started and proven. Raises ServiceError."""
-        for group in self.target.groups:
+        for group in self._target.groups:
             if self._adopt(group):
                 continue
-            self._course.talk(f"{', '.join(m.name for m in group.managers)}: committed, and does not run it; starting it again")
-            self._course.cycle(group, "after the commit: ", strict=False)
+            self.course.talk(f"{', '.join(m.name for m in group.managers)}: committed, and does not run it; starting it again")
+            self.course.cycle(group, "after the commit: ", strict=False)
             try:
                 self._prove(group, "after the commit: ")
             except Turn as turn:
@@ -298,11 +286,11 @@ class Guard:
     def _hold(self, why: str) -> State:
         hold_s = self._plan.times.hold_s
         try:
-            self._course.write(State.held, why=why)
-            self._course.keeper.lengthen(hold_s)
+            self.course.write(State.held, why=why)
+            self.course.keeper.lengthen(hold_s)
         except (ServiceError, OSError) as error:
             return self._revert(f"{why}; and it cannot be held: {error}")
-        self._course.tell("held", f"{why}\nresume or abort it within {hold_s / 60:.0f} min, else it reverts: opsctl rollout resume|abort")
+        self.course.tell("held", f"{why}\nresume or abort it within {hold_s / 60:.0f} min, else it reverts: opsctl rollout resume|abort")
         return State.held
 
     def _revert(self, why: str) -> State:
@@ -310,7 +298,7 @@ class Guard:
         try:
             return self._retreat.go(why)
         except Committed:
-            self._course.talk("the rollout had been decided as committed before; finishing that")
+            self.course.talk("the rollout had been decided as committed before; finishing that")
             try:
                 return self._finish_commit()
             except (ServiceError, OSError) as error:
