@@ -1,5 +1,5 @@
-"""A client that never stops asking, as a process of its own: ``pulse.py URL FILE`` appends ``SECONDS 0|1`` for each
-completion that was asked for (monotonic time of the asking; 1: answered)."""
+"""A client that never stops asking, as a process of its own: ``pulse.py URL FILE [PAUSE]`` appends ``SECONDS 0|1`` for
+each completion that was asked for (monotonic time of the asking; 1: answered), with PAUSE seconds between two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 BODY = {"model": "", "messages": [{"role": "user", "content": "a pulse"}], "max_tokens": 4, "temperature": 0}
 
 
-def main(url: str, file: Path) -> None:
+def main(url: str, file: Path, pause_s: float = 0.05) -> None:
     with httpx.Client(timeout=2, trust_env=False) as client, file.open("a") as out:
         while True:
             begun = time.monotonic()
@@ -22,8 +22,8 @@ def main(url: str, file: Path) -> None:
                 good = False
             out.write(f"{begun:.3f} {int(good)}\n")
             out.flush()
-            time.sleep(0.05)
+            time.sleep(pause_s)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(float, sys.argv[3:]))
