@@ -15,6 +15,7 @@ from opsctl.callers.path import Led
 from opsctl.callers.traffic import Collapse, Rates
 from opsctl.rollout.probe import Api
 from opsctl.rollout.target import Target
+from opsctl.service.manager import Line
 from opsctl.service.wait import Clock
 
 _ARRIVES_S = 3.0
@@ -62,8 +63,8 @@ class CallerWatch:
         now = self.clock.monotonic()
         came: Counter[str] = Counter()
         since = _SLACK_S + (0.0 if self._looked is None else now - self._looked)
-        for start, texts in self._texts(since).items():
-            seen = traffic.requests(texts)
+        for start, lines in self._logs(since).items():
+            seen = traffic.requests([line.text for line in lines])
             # The first look only learns what was there; a start that appears later is counted whole.
             came.update(traffic.by_caller(seen - self._known.get(start, seen if self._begun is None else Counter())))
             self._known[start] = seen
@@ -86,13 +87,13 @@ class CallerWatch:
                 found[traffic.hash_of(caller, path.key_of(caller))] = caller.name
         return {key: name for key, name in found.items() if key}
 
-    def _texts(self, last_s: float) -> dict[str, list[str]]:
+    def _logs(self, last_s: float) -> dict[str, tuple[Line, ...]]:
         """The lines of each service's present start of the last seconds, by start."""
         found = {}
         for manager in self.target.managers:
             invocation = manager.snapshot().invocation_id
             if invocation:
-                found[f"{manager.name} {invocation}"] = [line.text for line in manager.log(invocation, last_s=last_s)]
+                found[f"{manager.name} {invocation}"] = manager.log(invocation, last_s=last_s)
         return found
 
     def _follow(self, now: float) -> None:
@@ -100,16 +101,19 @@ class CallerWatch:
         if not clients or not self.probe_s or (self._followed is not None and now - self._followed < self.probe_s):
             return
         self._followed = now
-        seen: Callable[[str], bool] | None = self._arrives if self.target.speaks_digest else None
+        seen: Callable[[str], bool | None] | None = self._arrives if self.target.speaks_digest else None
         self._led = tuple(path.follow(one, secrets.token_hex(6), self.answer_s, seen=seen, counter=self._tokens) for one in clients)
 
-    def _arrives(self, sha: str) -> bool:
+    def _arrives(self, sha: str) -> bool | None:
+        """Whether a request of this digest comes to a log, within a few seconds; None when lines of one are lost."""
         until = self.clock.monotonic() + _ARRIVES_S
-        while not any(sha in traffic.shas(texts) for texts in self._texts(self.answer_s + _SLACK_S).values()):
+        while True:
+            logs = self._logs(self.answer_s + _SLACK_S).values()
+            if any(sha in traffic.shas([line.text for line in lines]) for lines in logs):
+                return True
             if self.clock.monotonic() >= until:
-                return False
+                return None if any(line.lost for lines in logs for line in lines) else False
             self.clock.sleep(_POLL_S)
-        return True
 
     def _tokens(self) -> float | None:
         return self.api.generated_tokens(tuple(engines.load(self.target.engine).metrics.progress))
