@@ -15,15 +15,19 @@ import typer
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
-from opsctl.drill import history
+from opsctl.drill import history, report
+from opsctl.drill.auto import Auto
 from opsctl.drill.person import Person
-from opsctl.drill.play import Auto, Responder, play
+from opsctl.drill.play import play
+from opsctl.drill.playing import Responder
 from opsctl.drill.score import Score, table
 from opsctl.drill.stage import Stage, booted, staged
 from opsctl.library import NotFound, Shelf
+from opsctl.load.results import here
 from opsctl.playbooks import lint
 from opsctl.playbooks.document import PlaybookError
 from opsctl.playbooks.schema import Drill, Playbook
+from opsctl.runbooks import document as runbook
 from opsctl.staging.waiting import StageError
 
 app = typer.Typer(no_args_is_help=True, help="Practise: inject a real fault, see it found, captured and mended, and keep the score.")
@@ -41,9 +45,13 @@ def list_(context: typer.Context, as_json: bool = JSON) -> None:
     found = []
     for playbook in _all(session).values():
         drill = _drill(playbook)
-        found.append({"name": playbook.name, "summary": playbook.summary, "verdicts": list(drill.verdicts), "runbook": drill.runbook,
-                      "server": list(drill.server), "injects": [step.fault or step.name for step in playbook.method]})  # fmt: skip
-    lines = [f"{one['name']:<26} {'/'.join(one['verdicts']) or '-':<24} {one['summary']}" for one in found]
+        found.append({"name": playbook.name, "summary": playbook.summary, "verdicts": list(drill.verdicts), "also": list(drill.also),
+                      "runbook": drill.runbook, "server": list(drill.server),
+                      "injects": [step.fault or step.name for step in playbook.method]})  # fmt: skip
+    lines = []
+    for one in found:
+        verdicts = " and ".join(filter(None, ("/".join(one["verdicts"]), *one["also"]))) or "-"
+        lines.append(f"{one['name']:<28} {verdicts:<36} {one['summary']}")
     session.show(Answer("drill list", found, "\n".join(lines)), as_json=as_json)
 
 
@@ -91,11 +99,16 @@ def run(
 @app.command()
 def score(
     context: typer.Context, names: list[str] = NAMES, most: int = typer.Option(20, "--most", help="The last so many."),
-    plot: str = typer.Option("", "--plot", metavar="FILE", help="Write the trend of one drill as SVG."), as_json: bool = JSON,
+    plot: str = typer.Option("", "--plot", metavar="FILE", help="Write the trend of one drill as SVG."),
+    to: str = typer.Option("", "--report", metavar="FILE", help="Write the last score of each drill, and what each runbook's steps did."),
+    as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Show what was scored, oldest first."""
     session: Session = context.obj
     scores = [one for one in history.read(history.path_of(session.env)) if not names or one.drill in names]
+    if to:
+        books = [runbook.read(path) for path in Shelf.of("runbooks", ".md", session.env).all().values()]
+        Path(to).write_text(report.page(report.latest(scores), books, _machine()), encoding="utf-8")
     if plot:
         if len({one.drill for one in scores}) != 1:
             raise typer.BadParameter("--plot: name one drill that was played")
@@ -120,6 +133,11 @@ def calendar(context: typer.Context, as_json: bool = JSON) -> None:
     session.show(
         Answer("drill calendar", msgspec.to_builtins(due), "\n".join(lines), ExitCode.FOUND if late else ExitCode.DONE), as_json=as_json
     )
+
+
+def _machine() -> str:
+    host = here()
+    return f"{host.cpu}, {host.cores} cores"
 
 
 def _group(session: Session, same: list[Playbook], responder: Responder, where: tuple[str, str] | None, folder: Path, model: str,
@@ -155,14 +173,15 @@ def _stage(session: Session, drill: Drill, where: tuple[str, str] | None, folder
 
 def _together(chosen: list[Playbook]) -> list[list[Playbook]]:
     """Drills that ask for the same server, those that change its configuration last."""
-    groups: dict[tuple[str, ...], list[Playbook]] = {}
+    groups: dict[tuple[tuple[str, ...], bool], list[Playbook]] = {}
     for playbook in chosen:
-        groups.setdefault(_drill(playbook).server, []).append(playbook)
+        groups.setdefault((_drill(playbook).server, _drill(playbook).canary), []).append(playbook)
     return [sorted(group, key=_changes) for group in groups.values()]
 
 
 def _changes(playbook: Playbook) -> bool:
-    return "change-configuration" in _drill(playbook).approve or any(step.rollout for step in playbook.method)
+    drill = _drill(playbook)
+    return drill.by_hand is not None or "change-configuration" in drill.approve or any(step.rollout for step in playbook.method)
 
 
 def _allowed(fleet_path: str, deployment: str) -> tuple[str, str] | None:

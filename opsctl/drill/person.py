@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from monitors import fleet
-from opsctl.drill.play import Playing, note
+from opsctl.drill.playing import Playing
 from opsctl.runbooks.run import RunRecord
 from opsctl.staging.waiting import StageError
 
@@ -33,7 +33,6 @@ class Person:
                      "Here: h and Enter for a hint (it costs points), q and Enter to give up.")  # fmt: skip
         threading.Thread(target=self._listen, daemon=True).start()
         hints = self._hints(playing)
-        seen = playing.score.moments.detected or 0.0
 
         def over() -> bool:
             while self._typed:
@@ -43,7 +42,7 @@ class Person:
                 if word == "h" and hints:
                     playing.score.hints += 1
                     playing.talk(f"        hint: {hints.pop(0)}")
-            return playing.traffic.good_after(playing.begun + seen) is not None
+            return playing.good() is not None
 
         try:
             playing.until(over, self.deadline_s)
@@ -59,7 +58,7 @@ class Person:
         """From where to look to what to do."""
         drill = playing.drill
         hints = ["read the page, then the report of the bundle: opsctl bundle show BUNDLE"]
-        hints += [f"the monitor calls it {playing.score.verdict}"] if playing.score.verdict else []
+        hints += [f"the monitor calls it {' and '.join(playing.score.verdicts)}"] if playing.score.verdicts else []
         hints += [f"its runbook is: opsctl runbook run {drill.runbook}"] if drill.runbook else []
         return hints
 
@@ -69,4 +68,4 @@ class Person:
         for path in sorted(folder.glob("*.json")):
             record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
             if record.began_utc >= playing.score.began_utc[:19]:
-                note(playing, record)
+                playing.ran(record)

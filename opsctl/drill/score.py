@@ -27,22 +27,36 @@ class Moments(msgspec.Struct):
     recovered: float | None = None
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """A runbook's step against a live fault. ``outcome`` is that of the runbook's record: passed, failed, skipped, held,
+    interrupted or left; ``why`` says more where it is not passed."""
+
+    runbook: str
+    step: str
+    outcome: str
+    seconds: float = 0.0
+    exit_code: int | None = None
+    why: str = ""
+
+
 class Score(msgspec.Struct):
     """``points`` of 100; ``passed`` needs more than points: what must come came, and the verdict was right.
 
-    ``fidelity``: the share of the runbook's steps that ran unedited. ``false_moves``: what was done or said that should not
-    have been: a page for nothing, a step that failed, a restart before the evidence was taken.
+    ``verdicts`` are the monitor's, each once, in the order in which they came; ``triage`` what ``opsctl triage`` told, where
+    it was asked. ``fidelity``: the share of the runbook's steps that ran unedited. ``false_moves``: what was done or said
+    that should not have been: a page for nothing, a step that failed, a restart before the evidence was taken.
     """
 
     drill: str
     mode: str
     began_utc: str
     moments: Moments
-    verdict: str = ""
+    verdicts: list[str] = []
     expected: Sequence[str] = ()
+    triage: list[str] = []
     paged: int = 0
     fidelity: float | None = None
-    steps: list[str] = []
+    steps: list[Taken] = []
     false_moves: list[str] = []
     hints: int = 0
     problems: list[str] = []
@@ -57,8 +71,12 @@ class Score(msgspec.Struct):
             wrong.append("nobody was paged")
         if not drill.pages and self.paged:
             wrong.append("somebody was paged for what pages nobody")
-        if drill.verdicts and self.verdict not in drill.verdicts:
-            wrong.append(f"the verdict was {self.verdict or 'none'}, not {' or '.join(drill.verdicts)}")
+        first = self.verdicts[0] if self.verdicts else ""
+        if drill.verdicts and first not in drill.verdicts:
+            wrong.append(f"the verdict was {first or 'none'}, not {' or '.join(drill.verdicts)}")
+        wrong += [f"the monitor did not say {one} besides" for one in drill.also if one not in self.verdicts]
+        if drill.told_apart:
+            wrong += [f"triage did not tell {one}" for one in {*self.verdicts[:1], *drill.also} if one not in self.triage]
         if drill.targets.captured_s is not None and self.moments.captured is None:
             wrong.append("nothing was captured")
         for name in ("mitigated", "recovered"):
@@ -85,7 +103,7 @@ def row(score: Score) -> list[str]:
     """One line of the scoreboard."""
     at = [_seconds(getattr(score.moments, name)) for name in MOMENTS[1:]]
     fidelity = "-" if score.fidelity is None else f"{score.fidelity:.0%}"
-    return [score.drill, "passed" if score.passed else "FAILED", str(score.points), *at, score.verdict or "-", fidelity,
+    return [score.drill, "passed" if score.passed else "FAILED", str(score.points), *at, " ".join(score.verdicts) or "-", fidelity,
             str(len(score.false_moves)), "; ".join(score.problems)]  # fmt: skip
 
 
@@ -93,9 +111,23 @@ HEAD = ["drill", "outcome", "points", "detected", "captured", "mitigated", "reco
 
 
 def table(scores: Sequence[Score]) -> str:
+    """The scoreboard, and below it which steps of which runbook were run, and how each went."""
     rows = [HEAD, *(row(score) for score in scores)]
     widths = [max(len(line[column]) for line in rows) for column in range(len(HEAD))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in rows)
+    board = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in rows]
+    wide = max((len(score.drill) for score in scores), default=0)
+    ran = [f"{score.drill.ljust(wide)}  {book}: {text}" for score in scores for book, text in steps(score).items()]
+    return "\n".join([*board, *(["", "steps of runbooks against the live fault:", *ran] if ran else [])])
+
+
+def steps(score: Score) -> dict[str, str]:
+    """Of each runbook that was gone through, its steps in a line."""
+    found: dict[str, list[str]] = {}
+    for one in score.steps:
+        code = "" if one.exit_code is None else f" {one.exit_code}"
+        how = f"{one.seconds:.1f} s" if one.outcome == "passed" else f"{one.outcome}{code}"
+        found.setdefault(one.runbook, []).append(f"{one.step} ({how})")
+    return {book: ", ".join(texts) for book, texts in found.items()}
 
 
 def _seconds(value: Any) -> str:

@@ -18,8 +18,10 @@ from monitors import fleet
 from monitors.exit_codes import ExitCode
 from monitors.fleet import Deployment
 from opsctl.playbooks.actions import Place
-from opsctl.playbooks.schema import Drill
+from opsctl.playbooks.schema import Change, Drill
 from opsctl.playbooks.server import Deployed
+from opsctl.rollout import flags, target
+from opsctl.service.manager import Override
 from opsctl.staging.clients import CONSTRAINED, AgentLoop, ask
 from opsctl.staging.command import envelope
 from opsctl.staging.site import DEPLOYMENT, Layout, python_path_env, site
@@ -29,6 +31,8 @@ from opsctl.staging.watcher import Watcher
 RANKS = 3
 _COMMON = ("--context-length", "4096", "--max-total-tokens", "16384", "--drain-timeout", "3", "--enable-faults")
 _BOOT_S = 150.0
+_DEADLINE_S = 90  # of a boot in a rollout, several times what one takes: a boot that hangs is waited for so long
+_CANARY_S = 2.0
 
 
 @dataclass
@@ -50,6 +54,23 @@ class Stage:
         """The JSON envelope of an opsctl command on this deployment. Raises StageError."""
         where = ("--fleet", self.fleet_path, "--deployment", self.deployment.name)
         return envelope((*words, *where), self.env, self.folder / "opsctl.log", deadline_s)
+
+    def can_play(self, drill: Drill) -> None:
+        """Raises StageError when this is no stage for it."""
+        name = self.deployment.name
+        if drill.by_hand is not None and not self.own:
+            raise StageError(
+                f"deployment.{name}: a change past every guard is made only on an engine that is booted for it; leave out --fleet"
+            )
+        if drill.canary and not self.deployment.canary.load_every_s:
+            raise StageError(f"deployment.{name}.canary: this drill needs load_every_s = 2, so that answers under load are compared")
+
+    def change_by_hand(self, change: Change) -> None:
+        """What the next start runs with, written past every guard. It starts nothing."""
+        self.changed = True
+        for manager in target.of(self.deployment, self.fleet_path, self.env).managers:
+            now = manager.command()
+            manager.restore(Override(flags.edit(now.argv, change.edits()), dict(change.env), now.mounts))
 
     def stopped_pid(self) -> str:
         """The pid of the rank that stands in state T on this machine. Raises StageError when there is none."""
@@ -103,7 +124,8 @@ class Traffic:
 def booted(drill: Drill, env: Mapping[str, str], talk: Callable[[str], None], folder: Path, model: str = "") -> Iterator[Stage]:
     """A server of its own, with the flags that the drill asks for, verified by real completions."""
     pages: list[tuple[float, str]] = []
-    layout = Layout("drill", (*_COMMON, *drill.server), nodes=(tuple(range(RANKS)),), model=model)
+    layout = Layout("drill", (*_COMMON, *drill.server), nodes=(tuple(range(RANKS)),), model=model,
+                    boot_s=_DEADLINE_S, canary_s=_CANARY_S if drill.canary else 0.0)  # fmt: skip
     with site(layout, python_path_env(env), lambda title: pages.append((time.monotonic(), title)), folder) as made:
         talk(f"booting the engine on {RANKS} ranks ({' '.join(drill.server) or 'no flags beyond the common ones'}); logs: {folder}/log")
         made.begin()

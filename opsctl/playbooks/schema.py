@@ -136,12 +136,17 @@ class Targets(_Table):
 
 
 class Drill(_Table):
-    """What a playbook of kind drill says beside its method, which injects. ``verdicts``: what the monitor may call it;
-    empty: nothing needs a name. ``pages``: whether somebody must be paged, or nobody may be. ``values`` fills variables of
-    the runbook; the value ``stopped`` is the pid of the process that stands in state T."""
+    """What a playbook of kind drill says beside its method, which injects. ``verdicts``: what the monitor may call it first;
+    empty: nothing needs a name. ``also``: what it must call it besides, with evidence of its own. ``pages``: whether
+    somebody must be paged, or nobody may be. ``values`` fills variables of the runbook; the value ``stopped`` is the pid of
+    the process that stands in state T."""
 
     runbook: str = ""
     verdicts: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # what it must call it besides the first name
+    told_apart: bool = False  # each fault comes once the one before has its verdict, and stays; triage must then tell every one
+    by_hand: Change | None = None  # a change past every guard, made before the method; only on an engine that is booted for it
+    canary: bool = False  # the monitor compares a seeded answer under load with the one at rest
     pages: bool = True
     server: tuple[str, ...] = ()  # flags of the engine that is booted for it
     traffic: Literal["agent", "agents", "agent-and-json"] = "agent"  # clients beside which it happens
@@ -153,7 +158,7 @@ class Drill(_Table):
     targets: Targets = Targets()
     every_days: int = Field(default=90, gt=0)
 
-    @field_validator("verdicts")
+    @field_validator("verdicts", "also")
     @classmethod
     def _classes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         unknown = [one for one in value if one not in list(Class)]

@@ -29,7 +29,7 @@ class Answer:
 def ask(url: str, body: dict[str, Any], *, timeout_s: float) -> Answer:
     begun = time.monotonic()
     try:
-        got = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=httpx.Timeout(timeout_s, connect=3))
+        got = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=httpx.Timeout(timeout_s, connect=3), trust_env=False)
     except httpx.HTTPError as error:
         return Answer(0, time.monotonic() - begun, f"{type(error).__name__}: {error}")
     data = got.json()

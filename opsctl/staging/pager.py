@@ -12,7 +12,7 @@ from typing import Any
 class Pager:
     """Whoever is on call: receives what apprise posts."""
 
-    def __init__(self, on_page: Callable[[str], None]) -> None:
+    def __init__(self, on_page: Callable[[str], None], host: str = "127.0.0.1") -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 page = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -24,7 +24,7 @@ class Pager:
             def log_message(self, format: str, *args: Any) -> None:
                 return
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

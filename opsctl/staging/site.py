@@ -45,9 +45,10 @@ name = "scan"
 request = {{ messages = [{{ role = "user", content = "one item as JSON" }}], response_format = {{ type = "json_object" }} }}
 expect = "json"
 probe = "never-live"
-[page]
+{canary}[page]
 urls = ["json://127.0.0.1:{pager}/"]
 """
+_CANARY = "[deployment.{name}.canary]\nload_every_s = {every}\n"
 _NODE = """[[deployment.{name}.node]]
 name = "{node}"
 [[deployment.{name}.node.service]]
@@ -63,7 +64,7 @@ args = {args}
 @dataclass(frozen=True)
 class Layout:
     """What is served and how it is watched. ``nodes``: the ranks of each "node"; ``args``: flags of the engine beside those
-    that follow from the layout."""
+    that follow from the layout; ``canary_s``: how often the monitor compares a seeded answer under load (0: never)."""
 
     what: str
     args: Sequence[str]
@@ -73,6 +74,7 @@ class Layout:
     stall_s: float = 5.0
     boot_s: int = 150
     stable_s: int = 5
+    canary_s: float = 0.0
 
     @property
     def world(self) -> int:
@@ -103,8 +105,10 @@ class Site:
             nodes += _NODE.format(name=DEPLOYMENT, node=names[at], unit=unit, ranks=list(ranks), folder=folder, args=json.dumps(args),
                                   command=json.dumps(list(_ENGINE)))  # fmt: skip
         (folder / "log").mkdir(parents=True, exist_ok=True)
+        canary = _CANARY.format(name=DEPLOYMENT, every=layout.canary_s) if layout.canary_s else ""
         self.fleet.write_text(_FLEET.format(what=layout.what, name=DEPLOYMENT, port=self.port, watchdog=layout.watchdog_s, folder=folder,
-                                            nodes=nodes, pager=pager.port, boot=layout.boot_s, stable=layout.stable_s))  # fmt: skip
+                                            nodes=nodes, pager=pager.port, boot=layout.boot_s, stable=layout.stable_s,
+                                            canary=canary))  # fmt: skip
 
     def services(self) -> Sequence[Any]:
         """The embedded services, each on its own."""

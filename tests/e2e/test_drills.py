@@ -26,7 +26,7 @@ def test_faults_are_found_captured_mended_by_their_runbooks_and_scored(tmp_path:
                           capture_output=True, text=True, timeout=420, env=env, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
     scores = {score["drill"]: score for score in json.loads(done.stdout)["data"]}
-    assert {name: score["verdict"] for name, score in scores.items()} == DRILLS
+    assert {name: score["verdicts"][0] for name, score in scores.items()} == DRILLS
     for score in scores.values():
         moments = score["moments"]
         assert 0 < moments["detected"] < moments["mitigated"] <= moments["recovered"] + 10

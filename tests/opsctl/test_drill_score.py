@@ -13,7 +13,7 @@ DRILL = Drill(verdicts=("hang_stopped",), targets=Targets(detected_s=10, capture
 
 
 def score(**given: object) -> Score:
-    whole: dict[str, object] = {"verdict": "hang_stopped", "paged": 1, "moments": Moments(0.0, 5.0, 8.0, 30.0, 31.0)}
+    whole: dict[str, object] = {"verdicts": ["hang_stopped"], "paged": 1, "moments": Moments(0.0, 5.0, 8.0, 30.0, 31.0)}
     return Score("drill-stopped", "auto", "2026-11-30T05:41:00+00:00", **{**whole, **given})  # type: ignore[arg-type]
 
 
@@ -34,7 +34,7 @@ def test_undetected_is_a_failure_however_soon_it_was_over() -> None:
 
 
 def test_another_verdict_no_capture_and_no_end_are_failures() -> None:
-    found = judged(verdict="crash", moments=Moments(0.0, 5.0, None, None, None))
+    found = judged(verdicts=["crash"], moments=Moments(0.0, 5.0, None, None, None))
     assert found.problems == ["the verdict was crash, not hang_stopped", "nothing was captured", "never mitigated", "never recovered"]
 
 
@@ -53,12 +53,12 @@ def test_hints_false_moves_and_edited_steps_cost_points() -> None:
 
 def test_a_page_for_what_pages_nobody_is_a_failure() -> None:
     quiet = Drill(verdicts=("slow_not_hung",), pages=False)
-    assert judged(quiet, verdict="slow_not_hung", paged=0, moments=Moments(0.0, None, 8.0, 9.0, 9.0)).passed
-    assert judged(quiet, verdict="slow_not_hung", paged=1).problems == ["somebody was paged for what pages nobody"]
+    assert judged(quiet, verdicts=["slow_not_hung"], paged=0, moments=Moments(0.0, None, 8.0, 9.0, 9.0)).passed
+    assert judged(quiet, verdicts=["slow_not_hung"], paged=1).problems == ["somebody was paged for what pages nobody"]
 
 
 def test_the_scoreboard_says_each_moment_and_each_problem() -> None:
-    text = table([judged(), judged(verdict="crash")])
+    text = table([judged(), judged(verdicts=["crash"])])
     lines = text.splitlines()
     assert lines[0].split() == [
         "drill",
@@ -109,3 +109,11 @@ def test_the_trend_is_a_drawing_with_a_curve_for_each_moment_that_came() -> None
     drawn = history.trend([judged(), judged(moments=Moments(0.0, 6.0, 9.0, None, None))])
     assert drawn.startswith("<svg") and "drill-stopped" in drawn
     assert all(name in drawn for name in ("detected", "captured", "mitigated"))
+
+
+def test_two_causes_need_both_verdicts_and_a_finding_of_triage_for_each() -> None:
+    both = Drill(verdicts=("health_lies",), also=("hang_tp_desync",), told_apart=True)
+    said = ["health_lies", "hang_tp_desync"]
+    assert judged(both, verdicts=said, triage=said).passed
+    assert judged(both, verdicts=said, triage=said[:1]).problems == ["triage did not tell hang_tp_desync"]
+    assert judged(both, verdicts=said[:1], triage=said).problems == ["the monitor did not say hang_tp_desync besides"]
