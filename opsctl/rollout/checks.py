@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from opsctl.rollout.probe import ApiError
-from opsctl.rollout.watch import Crash, Watch
+from opsctl.rollout.watch import Alarm, Crash, Watch
 from opsctl.service.manager import ServiceError
 from opsctl.service.wait import Deadline
 
@@ -45,14 +45,14 @@ def inconclusive(name: str, evidence: str, **data: Any) -> Check:
 
 
 def run(name: str, check: Callable[[], Check], watch: Watch | None = None) -> Check:
-    """A check with what it may raise turned into an answer: a crash, a missed deadline and an API that gives no
-    answer are failures; a service manager that cannot be asked is an error of the check. With ``watch`` a crash behind
+    """A check with what it may raise turned into an answer: a crash, an alarm, a missed deadline and an API that gives
+    no answer are failures; a service manager that cannot be asked is an error of the check. With ``watch`` a crash behind
     a failure is looked for, so that its traceback is in the answer."""
     try:
         found = check()
     except Crash as crash:
         return Check(name, Outcome.failed, str(crash), crash.evidence)
-    except (ApiError, Deadline) as error:
+    except (ApiError, Alarm, Deadline) as error:
         found = Check(name, Outcome.failed, str(error))
     except (ServiceError, OSError) as error:
         return Check(name, Outcome.error, str(error))

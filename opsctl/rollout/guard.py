@@ -15,6 +15,7 @@ a whole. While one is at it, those that were changed before are watched too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -205,8 +206,9 @@ class Guard:
         mounts = {service.name: service.after.mounts for service in self._plan.services if service.after.mounts}
         if mounts:
             self._take(run("overlays", lambda: overlay.check(group.managers, mounts)))
-        for check in found.serving():
-            self._take(check)
+        with contextlib.closing(found.serving()) as checks:
+            for check in checks:
+                self._take(check)
         self._boots.append(boot)
 
     def _take(self, check: Check) -> None:

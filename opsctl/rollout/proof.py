@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from monitors import engines
@@ -74,14 +74,17 @@ class Proof:
 
         return checks.run("boot", check)
 
-    def serving(self) -> Iterator[Check]:
-        """In order: what runs is what was planned, it answers, its log is clean. Ends at the first failure."""
-        for name, check in (("argv", self._argv), ("ranks", self._ranks), ("completion", self._completion), ("log", self._log)):
-            found = checks.run(name, check, self._watch)
-            yield found
-            if found.outcome is not Outcome.passed and found.outcome is not Outcome.inconclusive:
-                return
-        yield from self._comparison.checks() if self._comparison else ()
+    def serving(self) -> Generator[Check]:
+        """In order: what runs is what was planned, it answers, its log is clean. Ends at the first failure. With a scope the
+        hang monitor is armed meanwhile, so that a hang is known (and captured) long before an answer's deadline; it is
+        disarmed at the end, or when this is closed."""
+        with self._guarded():
+            for name, check in (("argv", self._argv), ("ranks", self._ranks), ("completion", self._completion), ("log", self._log)):
+                found = checks.run(name, check, self._watch)
+                yield found
+                if found.outcome is not Outcome.passed and found.outcome is not Outcome.inconclusive:
+                    return
+            yield from self._comparison.checks() if self._comparison else ()
 
     def before(self, at_utc: str) -> Before:
         """What this start is like, for a later comparison. Needs a scope. Raises ApiError, Crash, Deadline, ServiceError."""
@@ -92,15 +95,25 @@ class Proof:
         """The stability window, see ``soak.py``; with a scope the hang monitor is armed for it."""
 
         def check() -> Check:
-            with contextlib.ExitStack() as stack:
-                sentry = stack.enter_context(contextlib.closing(self._sentry(self._scope))) if self._scope else None
+            with self._guarded() as sentry:
                 return soak.steady(window_s, self._watch, self._waiter, answer=lambda: self._check_answer(self._answer()), log=self._log,
                                    texts=self._texts, sentry=sentry, scope=self._scope)  # fmt: skip
 
         return checks.run("steady", check, self._watch)
 
-    def _sentry(self, scope: Scope) -> Sentry:
-        return Sentry(scope.deployment, {m.name: m.run_dir or m.manager.run_dir() for m in self._target.members}, scope.bundles)
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[Sentry | None]:
+        """The hang monitor on this start, where there is a scope. Raises ServiceError, OSError."""
+        if self._scope is None:
+            yield None
+            return
+        run_dirs = {m.name: m.run_dir or m.manager.run_dir() for m in self._target.members}
+        with contextlib.closing(Sentry(self._scope.deployment, run_dirs, self._scope.bundles)) as sentry:
+            silent, self._watch.alarm = self._watch.alarm, sentry.alarm
+            try:
+                yield sentry
+            finally:
+                self._watch.alarm = silent
 
     def _texts(self) -> list[str]:
         return [line.text for lines in self._logs(_KNOWN_S).values() for line in lines]

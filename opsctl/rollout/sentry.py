@@ -1,4 +1,4 @@
-"""The hang monitor, armed for the time of a soak: it looks, judges and captures as ever, and tells the rollout instead of
+"""The hang monitor, armed while a change is proven and watched: it looks, judges and captures as ever, and tells the rollout instead of
 paging. What follows from an alarm is the rollout's affair, so the fleet file's ``on_wedge`` is left out."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from monitors.judge.progress import Limits, State
 from monitors.judge.verdict import Class
 
 _TURN_S = 0.5
-_CLOSE_S = 15.0
+_CLOSE_S = 1.0
+_EVIDENCE_S = 15.0
 _SIGHT_S = 10.0  # how long a server may take to show that it can be judged
 
 
@@ -46,6 +47,10 @@ class Sentry:
                 self._stop.wait(_TURN_S)
         except Exception as error:  # the monitor's own failure is said; it is no failure of the server
             self._error = f"{type(error).__name__}: {error}"
+        finally:
+            with contextlib.suppress(OSError):
+                self._watch.close(deadline_s=_EVIDENCE_S)
+            self._state.cleanup()
 
     def alarm(self) -> str:
         """What the monitor would page somebody for, with its bundle; empty while there is nothing."""
@@ -82,11 +87,9 @@ class Sentry:
         return found
 
     def close(self) -> None:
+        """Ends it. Evidence that is being taken then goes on to its own end: no revert waits for it."""
         self._stop.set()
         self._thread.join(_CLOSE_S)
-        with contextlib.suppress(OSError):
-            self._watch.close(deadline_s=_CLOSE_S)
-        self._state.cleanup()
 
 
 def _of_group(node: Node, run_dirs: Mapping[str, str]) -> Node:

@@ -12,15 +12,11 @@ from opsctl.rollout import checks
 from opsctl.rollout.checks import Check, Outcome
 from opsctl.rollout.scope import Scope
 from opsctl.rollout.sentry import Sentry
-from opsctl.rollout.watch import Watch
+from opsctl.rollout.watch import Alarm, Watch
 from opsctl.service.wait import Waiter
 
 CANARIES = 6  # completions in a window
 _JUDGE_S = 30.0  # how long a verdict is waited for when a stall was declared in the window
-
-
-class Alarm(Exception):
-    """The hang monitor would page."""
 
 
 def steady(

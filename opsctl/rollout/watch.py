@@ -28,13 +28,23 @@ class Crash(Exception):
         }  # fmt: skip
 
 
+class Alarm(Exception):
+    """Who watches beside the checks has found what ends them; the text says what."""
+
+
+def _silent() -> str:
+    return ""
+
+
 @dataclass
 class Watch:
-    """``frozen``: the first snapshot of each service's invocation, by name."""
+    """``frozen``: the first snapshot of each service's invocation, by name. ``alarm``: asked in every wait; what it says
+    ends the wait (empty: nothing)."""
 
     managers: Sequence[ServiceManager]
     frozen: Mapping[str, Snapshot]
     waiter: Waiter
+    alarm: Callable[[], str] = _silent
 
     def look(self) -> None:
         """Raises Crash when a service is no longer in the start that was frozen."""
@@ -69,10 +79,12 @@ class Watch:
         raise Crash(manager.name, invocation_id, why, [line.text for line in lines[-_TAIL:]], traces)
 
     def until(self, what: str, done: Callable[[], bool], deadline_s: float) -> None:
-        """Wait for ``done``. Raises Crash, Deadline."""
+        """Wait for ``done``. Raises Crash, Alarm, Deadline."""
 
         def checked() -> bool:
             self.look()
+            if said := self.alarm():
+                raise Alarm(said)
             return done()
 
         self.waiter.until(what, checked, deadline_s)
@@ -81,7 +93,7 @@ class Watch:
         """The result of a call that may hang, watched meanwhile; looked at once more when it has returned.
 
         The call runs in a thread, which is left to its own time limit when the service ends first.
-        Raises Crash, Deadline, and what the call raises.
+        Raises Crash, Alarm, Deadline, and what the call raises.
         """
         results: list[_T] = []
         errors: list[Exception] = []
