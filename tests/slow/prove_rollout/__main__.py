@@ -38,7 +38,10 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--again", action="store_true", help="forget what was kept")
     parser.add_argument("--kills", type=int, default=300, help="rollouts of the contract server cut at drawn moments [%(default)s]")
     parser.add_argument("--engine-kills", type=int, default=20, help="the same of the engine [%(default)s]")
+    parser.add_argument("--jobs", type=int, default=1, help="how many deployments are cut at once [%(default)s]")
+    parser.add_argument("--begin-within-s", type=float, default=float("inf"), help="begin no further deployment to cut after so long")
     options = parser.parse_args(args)
+    began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes and services are taken down then, too
     why = nodes.missing(ssh=True)
     if why:
@@ -57,7 +60,8 @@ def main(args: Sequence[str]) -> int:
         play_engine(large, kept, kept_file)
     counts = {}
     for way, wanted in (("contract", options.kills), ("engine", options.engine_kills)):
-        counts[way] = cuts.play(way, 0 if chosen else wanted, RESULTS / "prove-rollout-kills.json")
+        counts[way] = cuts.play(way, 0 if chosen else wanted, RESULTS / "prove-rollout-kills.json", jobs=options.jobs,
+                                begin_within_s=options.begin_within_s - (time.monotonic() - began))  # fmt: skip
     rows = [kept[name] for name in names if name in kept]
     bad = [row for row in rows if row.problems]
     cut = "\n".join(cuts.told(count, way) for way, count in counts.items())

@@ -1,24 +1,26 @@
 """The property in numbers: however opsctl is killed, restarted and killed again, a group ends on one side.
 
-Each seed is one deployment and ``RUNS`` rollouts on it; what a seed gave is kept, so a run that was cut off goes on.
+Each seed is one deployment and a few rollouts on it; what a seed gave is kept, so a run that was cut off goes on. Most of
+the time of a run is spent waiting for leases, so several seeds may be played at once, each in a process of its own.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.rollout_group import Group
 from tests.opsctl.kills import Kills
 from tests.opsctl.site import Site
-
-RUNS = 10
 
 
 @contextmanager
@@ -46,31 +48,58 @@ def engine(seed: int, folder: Path) -> Iterator[Kills]:
         group.close()
 
 
-WAYS: dict[str, Callable[[int, Path], AbstractContextManager[Kills]]] = {"contract": contract, "engine": engine}
+@dataclass(frozen=True)
+class Way:
+    """``runs``: rollouts on one deployment, about three minutes' worth."""
+
+    make: Callable[[int, Path], AbstractContextManager[Kills]]
+    runs: int
 
 
-def play(way: str, wanted: int, kept_file: Path) -> Counter[str]:
-    """Runs until ``wanted`` are kept. The count of each end: ``new``, ``old``, ``between`` (which must be 0)."""
+WAYS = {"contract": Way(contract, 10), "engine": Way(engine, 3)}
+
+
+def play(way: str, wanted: int, kept_file: Path, *, jobs: int = 1, begin_within_s: float = float("inf")) -> Counter[str]:
+    """Runs until ``wanted`` are kept, ``jobs`` seeds at a time; no seed is begun after ``begin_within_s``. The count of each
+    end: ``new``, ``old``, ``between`` (which must be 0)."""
     kept: dict[str, list[str]] = json.loads(kept_file.read_text()) if kept_file.exists() else {}
-    seed = 0
-    while sum(len(ends) for key, ends in kept.items() if key.startswith(way)) < wanted:
-        seed += 1
-        key = f"{way} {seed}"
-        if key in kept:
-            continue
-        begun, ends = time.monotonic(), []
-        with tempfile.TemporaryDirectory(prefix="prove-kills-") as scratch, WAYS[way](seed, Path(scratch) / "s") as kills:
-            for _ in range(min(RUNS, wanted)):
-                try:
-                    ends.append(kills.run())
-                except AssertionError as error:
-                    print(f"prove-rollout: {error}", file=sys.stderr, flush=True)
-                    ends.append("between")
-                    break
-        kept[key] = ends
-        kept_file.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"prove-rollout: kills, {key}: {', '.join(ends)} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
+    begun, seed, due = time.monotonic(), 0, set[concurrent.futures.Future[tuple[str, list[str], str]]]()
+    short = wanted - _count(kept, way)
+    if short > 0:
+        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            while due or (short > 0 and time.monotonic() - begun < begin_within_s):
+                while short > 0 and len(due) < jobs and time.monotonic() - begun < begin_within_s:
+                    seed += 1
+                    if f"{way} {seed}" not in kept:
+                        runs = min(WAYS[way].runs, short)
+                        due.add(pool.submit(one_seed, way, seed, runs))
+                        short -= runs
+                done, due = concurrent.futures.wait(due, return_when=concurrent.futures.FIRST_COMPLETED)
+                for one in done:
+                    key, ends, told = one.result()
+                    kept[key] = ends
+                    kept_file.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps(those)}' for name, those in kept.items()) + "\n}\n")
+                    print(told, file=sys.stderr, flush=True)
     return Counter(end for key, ends in kept.items() if key.startswith(way) for end in ends)
+
+
+def _count(kept: dict[str, list[str]], way: str) -> int:
+    return sum(len(ends) for key, ends in kept.items() if key.startswith(way))
+
+
+def one_seed(way: str, seed: int, runs: int) -> tuple[str, list[str], str]:
+    """(key, how each run ended, what there is to say). One that ends between is the last of its deployment."""
+    begun, ends, why = time.monotonic(), list[str](), ""
+    with tempfile.TemporaryDirectory(prefix="prove-kills-") as scratch, WAYS[way].make(seed, Path(scratch) / "s") as kills:
+        for _ in range(runs):
+            try:
+                ends.append(kills.run())
+            except AssertionError as error:
+                why = f"prove-rollout: {error}\n"
+                ends.append("between")
+                break
+    key = f"{way} {seed}"
+    return key, ends, f"{why}prove-rollout: kills, {key}: {', '.join(ends)} ({time.monotonic() - begun:.0f} s)"
 
 
 def told(counts: Counter[str], server: str) -> str:
