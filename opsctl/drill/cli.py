@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,7 @@ def run(
     """Play drills, one after another; those that ask for the same server share it.
 
     A deployment must say allow_faults. Every fault is lifted at the end, whatever happened, also when opsctl is killed.
+    With --attended and no name one is drawn, and its name is told at the end.
     Exit status: 0 all passed, 1 one could not be played, 2 refused, 9 one failed.
     """
     session: Session = context.obj
@@ -75,20 +77,17 @@ def run(
         raise typer.BadParameter("--attended and --auto: one of them")
     if attended and not session.attended:
         raise typer.BadParameter("--attended: standard input is no terminal")
-    if every == bool(names):
-        raise typer.BadParameter("give names of drills, or --all")
-    known = _all(session)
-    chosen = list(known.values()) if every else [_one(session, name) for name in names]
+    if (every and names) or not (every or names or attended):
+        raise typer.BadParameter("give names of drills, or --all; with --attended none: one is drawn")
+    known = list(_all(session).values())
+    chosen = known if every else [_one(session, name) for name in names] or [_drawn(known, seed)]
     where = _allowed(fleet_path, deployment)
     scores: list[Score] = []
     problems: list[Problem] = []
     root = fleet.state_root(session.env) / "drills" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     responder: Responder = Person(session.stdin.readline, deadline_s) if attended else Auto()
     for at, same in enumerate(_together(chosen)):
-        try:
-            _group(session, same, responder, where, root / str(at), model, seed if seed >= 0 else None, scores)
-        except (StageError, OSError) as error:
-            problems.append(Problem("stage", str(error), where=same[0].name, remedy=f"logs: {root / str(at)}"))
+        problems += _group(session, same, responder, where, root / str(at), model, seed if seed >= 0 else None, scores)
     text = table(scores) if scores else ""
     failed = [score for score in scores if not score.passed]
     code = ExitCode.INTERNAL if problems else ExitCode.FOUND if failed else ExitCode.DONE
@@ -141,24 +140,39 @@ def _machine() -> str:
 
 
 def _group(session: Session, same: list[Playbook], responder: Responder, where: tuple[str, str] | None, folder: Path, model: str,
-           seed: int | None, scores: list[Score]) -> None:  # fmt: skip
-    """Play drills on one server; on a new one where the last drill left it changed."""
-    left = list(same)
+           seed: int | None, scores: list[Score]) -> list[Problem]:  # fmt: skip
+    """Play drills on one server; on a new one where the last drill left it changed. Returns why one could not be played."""
+    left, homeless = list(same), list[Problem]()
     attempt = 0
     while left:
         home = folder.with_name(f"{folder.name}-{attempt}") if attempt else folder
         attempt += 1
-        with _stage(session, _drill(left[0]), where, home, model) as stage:
-            while left:
-                playbook = left.pop(0)
-                session.talk(f"\n{playbook.name}: {playbook.summary}")
-                found = play(playbook, stage, responder, session.talk, seed=seed)
-                history.add(history.path_of(session.env), found)
-                scores.append(found)
-                session.talk(f"{playbook.name}: {'passed' if found.passed else 'FAILED'}, {found.points} points"
-                             + "".join(f"\n    {problem}" for problem in found.problems))  # fmt: skip
-                if stage.own and (stage.changed or not found.passed):
-                    break
+        before, now = len(left), left[0]
+        try:
+            with _stage(session, _drill(now), where, home, model) as stage:
+                while left:
+                    now = left.pop(0)
+                    found = _played(session, now, stage, responder, seed)
+                    scores.append(found)
+                    if stage.own and (stage.changed or not found.passed):
+                        break
+        except (StageError, OSError) as error:
+            session.talk(f"{now.name}: not played: {error}")
+            homeless.append(Problem("stage", str(error), where=now.name, remedy=f"logs: {home}"))
+            if len(left) == before:  # there is no server for the others either
+                return homeless
+    return homeless
+
+
+def _played(session: Session, playbook: Playbook, stage: Stage, responder: Responder, seed: int | None) -> Score:
+    secret = responder.mode != "auto"  # a person is told afterwards what it was
+    session.talk("\nSomething will happen to it." if secret else f"\n{playbook.name}: {playbook.summary}")
+    found = play(playbook, stage, responder, session.talk, seed=seed)
+    history.add(history.path_of(session.env), found)
+    ended = f"{playbook.name}: {'passed' if found.passed else 'FAILED'}, {found.points} points"
+    told = [f"It was: {playbook.summary}"] if secret else []
+    session.talk("\n    ".join(["\n".join([*told, ended]), *found.problems]))
+    return found
 
 
 @contextlib.contextmanager
@@ -205,6 +219,12 @@ def _all(session: Session) -> dict[str, Playbook]:
         if playbook.kind == "drill":
             found[name] = playbook
     return found
+
+
+def _drawn(known: list[Playbook], seed: int) -> Playbook:
+    """One of those that page somebody and need a verdict."""
+    worth = [playbook for playbook in known if _drill(playbook).pages and _drill(playbook).verdicts]
+    return random.Random(seed if seed >= 0 else None).choice(worth)
 
 
 def _one(session: Session, name: str) -> Playbook:

@@ -87,7 +87,7 @@ def _inject(playing: Playing) -> None:
     drill = playing.drill
     playing.begun = time.monotonic()
     if drill.by_hand is not None:
-        playing.talk(f"{playing.since():6.1f} s  by hand, past every guard: {' '.join(map(str, drill.by_hand.edits()))}")
+        playing.aside(f"{playing.since():6.1f} s  by hand, past every guard: {' '.join(map(str, drill.by_hand.edits()))}")
         playing.stage.change_by_hand(drill.by_hand)
     for step in playing.playbook.method:
         if drill.told_apart and step is not playing.playbook.method[0]:
@@ -106,7 +106,7 @@ def _named(playing: Playing, following: Step) -> None:
 def _step(playing: Playing, step: Step) -> None:
     stage = playing.stage
     place = Place(stage.fleet_path, stage.deployment.name, stage.deployment.api, env=stage.env)
-    playing.talk(f"{playing.since():6.1f} s  {step.name}: {actions.told(step, place, playing.playbook.name)}")
+    playing.aside(f"{playing.since():6.1f} s  {step.name}: {actions.told(step, place, playing.playbook.name)}")
     if step.fault:
         try:
             stage.server.arm(step.fault, step.deadline_s)
@@ -146,7 +146,7 @@ def _triaged(playing: Playing) -> None:
     """What ``opsctl triage`` makes of it while it lasts: each cause is a finding of its own, or the drill has failed."""
     answer = playing.stage.opsctl("triage", deadline_s=_TRIAGE_S)
     playing.score.triage = [fault["verdict"] for fault in (answer["data"] or {}).get("faults", []) if fault["told"]]
-    playing.talk(f"{playing.since():6.1f} s  triage tells: {', '.join(playing.score.triage) or 'nothing'}")
+    playing.aside(f"{playing.since():6.1f} s  triage tells: {', '.join(playing.score.triage) or 'nothing'}")
 
 
 def _lift(playing: Playing) -> None:

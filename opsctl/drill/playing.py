@@ -57,6 +57,11 @@ class Playing:
         assert self.playbook.drill is not None
         return self.playbook.drill
 
+    def aside(self, text: str) -> None:
+        """Say what somebody on call would not be told."""
+        if self.score.mode == "auto":
+            self.talk(text)
+
     def since(self) -> float:
         """Seconds after the injection."""
         return round(time.monotonic() - self.begun, 2)
@@ -80,7 +85,7 @@ class Playing:
             elif event["event"] == "verdict":
                 self._verdict(event)
             elif event["event"] == "page" and event.get("page_sent") and not self.stage.own:
-                self._paged(event["mono_s"], str(event.get("title", "page")))
+                self._paged(event["mono_s"], str(event.get("title", "page")), str(event.get("text", "")))
         while self.stage.pages:
             self._paged(*self.stage.pages.pop(0))
 
@@ -89,9 +94,9 @@ class Playing:
             return
         self.named = event["mono_s"]
         self.score.verdicts.append(event["verdict"])
-        self.talk(f"        verdict: {event['verdict']} (confidence {event['confidence']:.2f})")
+        self.aside(f"        verdict: {event['verdict']} (confidence {event['confidence']:.2f})")
 
-    def _paged(self, at: float, title: str) -> None:
+    def _paged(self, at: float, title: str, text: str) -> None:
         if at < self.begun:
             self.score.false_moves.append(f"a page before anything was injected: {title}")
             return
@@ -101,6 +106,8 @@ class Playing:
         self.score.paged += 1
         self.stamp("detected", at)
         self.talk(f"        PAGE: {title}")
+        if self.score.mode != "auto":
+            self.talk("\n".join(f"          {line}" for line in text.splitlines()))
 
     @property
     def bundle(self) -> str:

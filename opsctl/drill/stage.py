@@ -37,8 +37,8 @@ _CANARY_S = 2.0
 
 @dataclass
 class Stage:
-    """A server that works, with a monitor that watches it. ``pages`` are the titles of what was sent to people, with the
-    monotonic second at which each came."""
+    """A server that works, with a monitor that watches it. ``pages`` are what was sent to people: the monotonic second at
+    which it came, title and text."""
 
     fleet_path: str
     deployment: Deployment
@@ -46,7 +46,7 @@ class Stage:
     folder: Path
     server: Deployed
     watcher: Watcher
-    pages: list[tuple[float, str]]
+    pages: list[tuple[float, str, str]]
     own: bool
     changed: bool = False  # its configuration is not what it was booted with
 
@@ -123,10 +123,14 @@ class Traffic:
 @contextlib.contextmanager
 def booted(drill: Drill, env: Mapping[str, str], talk: Callable[[str], None], folder: Path, model: str = "") -> Iterator[Stage]:
     """A server of its own, with the flags that the drill asks for, verified by real completions."""
-    pages: list[tuple[float, str]] = []
+    pages: list[tuple[float, str, str]] = []
     layout = Layout("drill", (*_COMMON, *drill.server), nodes=(tuple(range(RANKS)),), model=model,
                     boot_s=_DEADLINE_S, canary_s=_CANARY_S if drill.canary else 0.0)  # fmt: skip
-    with site(layout, python_path_env(env), lambda title: pages.append((time.monotonic(), title)), folder) as made:
+
+    def paged(title: str, text: str) -> None:
+        pages.append((time.monotonic(), title, text))
+
+    with site(layout, python_path_env(env), lambda title: None, folder, on_text=paged) as made:
         talk(f"booting the engine on {RANKS} ranks ({' '.join(drill.server) or 'no flags beyond the common ones'}); logs: {folder}/log")
         made.begin()
         made.wait_ready(_BOOT_S)
@@ -155,7 +159,7 @@ def staged(fleet_path: str, deployment: str, env: Mapping[str, str], folder: Pat
 
 
 @contextlib.contextmanager
-def _watched(fleet_path: str, name: str, env: dict[str, str], folder: Path, pages: list[tuple[float, str]], *, own: bool,
+def _watched(fleet_path: str, name: str, env: dict[str, str], folder: Path, pages: list[tuple[float, str, str]], *, own: bool,
              watcher: Callable[[], Watcher]) -> Iterator[Stage]:  # fmt: skip
     whole = fleet.load(fleet_path)
     chosen = whole.one(name)

@@ -10,15 +10,18 @@ from typing import Any
 
 
 class Pager:
-    """Whoever is on call: receives what apprise posts."""
+    """Whoever is on call: receives what apprise posts. ``on_page`` takes the title, ``on_text`` title and text, before it."""
 
-    def __init__(self, on_page: Callable[[str], None], host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, on_page: Callable[[str], None], host: str = "127.0.0.1", on_text: Callable[[str, str], None] = lambda title, text: None
+    ) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 page = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
+                on_text(str(page.get("title", "")), str(page.get("message", "")))
                 on_page(str(page.get("title", "")))
 
             def log_message(self, format: str, *args: Any) -> None:

@@ -150,12 +150,14 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(layout: Layout, env: Mapping[str, str], on_page: Callable[[str], None], folder: Path | None = None) -> Iterator[Site]:
-    """A site in the user's state folder; all that it started is ended when the block is left, whatever happened."""
+def site(layout: Layout, env: Mapping[str, str], on_page: Callable[[str], None], folder: Path | None = None, *,
+         on_text: Callable[[str, str], None] = lambda title, text: None) -> Iterator[Site]:  # fmt: skip
+    """A site in the user's state folder; all that it started is ended when the block is left, whatever happened. ``on_page``
+    and ``on_text`` are its ``Pager``'s."""
     if folder is None:
         folder = fleet.state_root(env) / time.strftime(f"{layout.what}-%Y%m%dT%H%M%SZ", time.gmtime())
     folder.mkdir(parents=True)
-    pager = Pager(on_page)
+    pager = Pager(on_page, on_text=on_text)
     made = Site(folder, env, pager, layout)
     try:
         yield made
