@@ -84,6 +84,6 @@ prove-rollout: $(READY) node-packages ## what can go wrong with a rollout, each 
 	@$(BIN)/python -m tests.slow.prove_rollout $(ARGS)
 
 .PHONY: drills
-drills: setup ## every drill in auto mode, with the scoreboard
-	@$(BIN)/opsctl drill run --all $(ARGS)
+drills: setup ## every drill in auto mode, with the scoreboard (docs/results/drills.md)
+	@$(BIN)/opsctl drill run --all $(ARGS); code=$$?; $(BIN)/opsctl drill score --report docs/results/drills.md > /dev/null; exit $$code
 	$(BIN)/python -m pytest -q -m slow tests/e2e/test_drills.py
