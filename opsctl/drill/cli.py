@@ -28,6 +28,7 @@ from opsctl.load.results import here
 from opsctl.playbooks import lint
 from opsctl.playbooks.document import PlaybookError
 from opsctl.playbooks.schema import Drill, Playbook
+from opsctl.replay import cli as replay
 from opsctl.runbooks import document as runbook
 from opsctl.staging.waiting import StageError
 
@@ -49,6 +50,7 @@ def list_(context: typer.Context, as_json: bool = JSON) -> None:
         found.append({"name": playbook.name, "summary": playbook.summary, "verdicts": list(drill.verdicts), "also": list(drill.also),
                       "runbook": drill.runbook, "server": list(drill.server),
                       "injects": [step.fault or step.name for step in playbook.method]})  # fmt: skip
+    found += replay.known()
     lines = []
     for one in found:
         verdicts = " and ".join(filter(None, ("/".join(one["verdicts"]), *one["also"]))) or "-"
@@ -64,9 +66,11 @@ def run(
     fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
     model: str = typer.Option("", "--model", help="Hugging Face folder to serve. [default: the default model]"),
     seed: int = typer.Option(-1, "--seed", help="Of the moment of injection. [default: another one each time]"),
-    deadline_s: float = typer.Option(1800.0, "--deadline-s", help="Of a person."), as_json: bool = JSON,
+    deadline_s: float = typer.Option(1800.0, "--deadline-s", help="Of a person."),
+    only: list[str] = typer.Option([], "--only", metavar="STEP", help="Of a day that is replayed: this step, with those it needs."),  # noqa: B008
+    as_json: bool = JSON,
 ) -> None:  # fmt: skip
-    """Play drills, one after another; those that ask for the same server share it.
+    """Play drills, one after another; those that ask for the same server share it. Or replay a day on two systemd nodes.
 
     A deployment must say allow_faults. Every fault is lifted at the end, whatever happened, also when opsctl is killed.
     With --attended and no name one is drawn, and its name is told at the end.
@@ -77,6 +81,8 @@ def run(
         raise typer.BadParameter("--attended and --auto: one of them")
     if attended and not session.attended:
         raise typer.BadParameter("--attended: standard input is no terminal")
+    if replay.play(session, names or (), only, model, alone=not (every or attended or fleet_path), as_json=as_json):
+        return
     if (every and names) or not (every or names or attended):
         raise typer.BadParameter("give names of drills, or --all; with --attended none: one is drawn")
     known = list(_all(session).values())

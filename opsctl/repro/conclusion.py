@@ -26,12 +26,13 @@ class Latency(msgspec.Struct, frozen=True):
     p50_s: float
     p99_s: float
     max_s: float
+    over_1s: int = 0
 
     @staticmethod
     def of(values: Sequence[float]) -> Latency | None:
         if not values:
             return None
-        return Latency(len(values), percentile(values, 0.5), percentile(values, 0.99), max(values))
+        return Latency(len(values), percentile(values, 0.5), percentile(values, 0.99), max(values), sum(value > 1 for value in values))
 
     def __str__(self) -> str:
         return f"p50 {short(self.p50_s)} s, p99 {short(self.p99_s)} s, max {short(self.max_s)} s"

@@ -66,6 +66,7 @@ class AgentLoop:
                 messages.pop()
                 self._stop.wait(0.5)
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float = 30.0) -> None:
+        """No further turn; ``wait_s``: for the one that is under way, which a wedged server does not end."""
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(wait_s)

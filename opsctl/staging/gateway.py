@@ -21,7 +21,7 @@ class Gateway:
     ``answered_elsewhere`` counts what the server did not answer."""
 
     def __init__(
-        self, upstream: str, *, hosted: bool = False, falls_back_on: tuple[int, ...] = (), model: str = "default", upstream_s: float = 120.0,
+        self, upstream: str, *, hosted: bool = False, falls_back_on: tuple[int, ...] = (), model: str = "default", upstream_s: float = 120,
     ) -> None:  # fmt: skip
         self.hosted, self.falls_back_on, self.answered_elsewhere = hosted, falls_back_on, 0
         gateway = self
