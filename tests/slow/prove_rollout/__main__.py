@@ -29,6 +29,9 @@ ENGINE_NAMES = tuple(
                  "healthy but garbage answers", "healthy but no progress", "flag live on one rank only",
                  "old traceback before the restart", "caller regression", "throughput loss")
 )  # fmt: skip
+ABOUT = """Rows were taken at several times, on two
+cores that others used too (load 2 to 17): a row's seconds are to be read beside its own boots. In brackets: what opsctl gives
+as its reason."""
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
@@ -67,7 +70,7 @@ def main(args: Sequence[str]) -> int:
     cut = "\n".join(cuts.told(count, way) for way, count in counts.items())
     text = f"{table(rows)}\n\n{len(rows)} of {len(names)} rows, {len(bad)} not as they must be.\n\n{cut}"
     boot = next((row.boot_s for row in rows), 0.0)
-    head = f"# Rollouts on two systemd nodes over ssh\n\n`make prove-rollout`. One boot of the contract server: {boot} s.\n\n"
+    head = f"# Rollouts on two systemd nodes over ssh\n\n`make prove-rollout`. One boot of the contract server: {boot} s. {ABOUT}\n\n"
     (RESULTS / "prove-rollout.md").write_text(f"{head}{text}\n")
     print(text)
     between = sum(count["between"] for count in counts.values())
