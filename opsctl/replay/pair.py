@@ -111,7 +111,7 @@ class Pair:
     def wait_active(self, deadline_s: float) -> None:
         """Until systemd calls both units active, which the launcher tells it after a real completion. Raises StageError."""
         try:
-            wait_for(lambda: self.states() == ["active"] * len(self.nodes), deadline_s, f"{UNIT} to be active on both nodes", poll_s=0.2)
+            wait_for(lambda: self.states() == ["active"] * len(self.nodes), deadline_s, f"{UNIT} to be active on both nodes", poll_s=0.5)
         except StageError as error:
             tails = "\n".join(self.log(node, lines=30) for node in self.nodes)
             raise StageError(f"{error}; they are {self.states()}; their logs end in:\n{tails}") from error
