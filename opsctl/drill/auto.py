@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 
 import msgspec
@@ -25,7 +26,7 @@ class Auto:
         words = ["runbook", "run", drill.runbook, "--yes"]
         words += ["--bundle", playing.bundle] if playing.bundle else []
         for name, value in drill.values.items():
-            words += ["--with", f"{name}={playing.stage.stopped_pid() if value == 'stopped' else value}"]
+            words += ["--with", f"{name}={_filled(value, playing)}"]
         words += [word for kind in drill.approve for word in ("--approve", kind)]
         words += [word for name in drill.skip for word in ("--skip", name)]
         playing.talk(f"{playing.since():6.1f} s  opsctl {' '.join(words)}")
@@ -38,3 +39,12 @@ class Auto:
             playing.score.false_moves.append("the runbook was begun before the evidence was taken")
         if answer["exit_code"] != ExitCode.DONE:
             playing.score.problems.append(f"the runbook ended with exit code {answer['exit_code']}: {answer['errors'][0]['message']}")
+
+
+def _filled(value: str, playing: Playing) -> str:
+    """What can only be known when it happens. Raises StageError."""
+    if value == "stopped":
+        return playing.stage.stopped_pid()
+    if value == "in-30-days":
+        return (datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=30)).isoformat()
+    return value

@@ -139,7 +139,7 @@ class Drill(_Table):
     """What a playbook of kind drill says beside its method, which injects. ``verdicts``: what the monitor may call it first;
     empty: nothing needs a name. ``also``: what it must call it besides, with evidence of its own. ``pages``: whether
     somebody must be paged, or nobody may be. ``values`` fills variables of the runbook; the value ``stopped`` is the pid of
-    the process that stands in state T."""
+    the process that stands in state T, ``in-30-days`` that day."""
 
     runbook: str = ""
     verdicts: tuple[str, ...] = ()
