@@ -15,7 +15,7 @@ from collections.abc import Callable
 from opsctl.drill import lifter
 from opsctl.drill.playing import Deadlines, Playing, Responder
 from opsctl.drill.score import Moments, Score
-from opsctl.drill.stage import Stage, Traffic, moment
+from opsctl.drill.stage import Stage, moment
 from opsctl.playbooks import actions
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.journal import utc
@@ -43,7 +43,7 @@ def play(playbook: Playbook, stage: Stage, responder: Responder, talk: Callable[
         check = stage.server.check(one)
         if check.outcome is not Outcome.passed:
             raise StageError(f"the steady state does not hold: {check.name} {check.outcome}: {check.evidence}")
-    traffic = Traffic(stage.deployment.api, drill.traffic)
+    traffic = stage.clients(drill.traffic)
     playing = Playing(playbook, stage, talk, score, traffic, deadlines)
     with lifter.guarded(stage.fleet_path, stage.deployment.name, "end" if stage.own else "lift", stage.env, stage.watcher.process.pid):
         try:

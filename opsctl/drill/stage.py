@@ -50,6 +50,10 @@ class Stage:
     own: bool
     changed: bool = False  # its configuration is not what it was booted with
 
+    def clients(self, kind: str) -> Traffic:
+        file = self.deployment.api_key_file
+        return Traffic(self.deployment.api, kind, key=Path(file).read_text().strip() if file else "")
+
     def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
         """The JSON envelope of an opsctl command on this deployment. Raises StageError."""
         where = ("--fleet", self.fleet_path, "--deployment", self.deployment.name)
@@ -62,6 +66,10 @@ class Stage:
             raise StageError(
                 f"deployment.{name}: a change past every guard is made only on an engine that is booted for it; leave out --fleet"
             )
+        if drill.server and not self.own:
+            runs = {word for manager in target.of(self.deployment, self.fleet_path, self.env).managers for word in manager.command().argv}
+            if lacks := [word for word in drill.server if word not in runs]:
+                raise StageError(f"deployment.{name}: this drill needs a server with {' '.join(drill.server)}; it lacks {' '.join(lacks)}")
         if drill.canary and not self.deployment.canary.load_every_s:
             raise StageError(f"deployment.{name}.canary: this drill needs load_every_s = 2, so that answers under load are compared")
 
@@ -89,19 +97,20 @@ class Traffic:
 
     url: str
     kind: str
+    key: str = field(default="", repr=False)
     loops: list[AgentLoop] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def begin(self) -> None:
         for _ in range(2 if self.kind == "agents" else 1):
-            loop = AgentLoop(self.url)
+            loop = AgentLoop(self.url, key=self.key)
             loop.start()
             self.loops.append(loop)
         wait_for(lambda: self.completed >= len(self.loops), 120, "a turn of the clients")
 
     def provoke(self) -> None:
         if self.kind == "agent-and-json":
-            thread = threading.Thread(target=lambda: ask(self.url, CONSTRAINED, timeout_s=120), daemon=True)
+            thread = threading.Thread(target=lambda: ask(self.url, CONSTRAINED, timeout_s=120, key=self.key), daemon=True)
             thread.start()
             self._threads.append(thread)
 

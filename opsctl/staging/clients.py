@@ -26,10 +26,14 @@ class Answer:
     text: str
 
 
-def ask(url: str, body: dict[str, Any], *, timeout_s: float) -> Answer:
+def ask(url: str, body: dict[str, Any], *, timeout_s: float, key: str = "") -> Answer:
+    """``key``: what the server wants of its clients, where it wants one."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     begun = time.monotonic()
     try:
-        got = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=httpx.Timeout(timeout_s, connect=3), trust_env=False)
+        got = httpx.post(
+            f"{url}/v1/chat/completions", json=body, headers=headers, timeout=httpx.Timeout(timeout_s, connect=3), trust_env=False
+        )
     except httpx.HTTPError as error:
         return Answer(0, time.monotonic() - begun, f"{type(error).__name__}: {error}")
     data = got.json()
@@ -44,6 +48,7 @@ class AgentLoop:
     url: str
     completed: int = 0
     failed: int = 0
+    key: str = field(default="", repr=False)
     good_at: list[float] = field(default_factory=list)  # time.monotonic of each completed turn
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -55,7 +60,9 @@ class AgentLoop:
         messages: list[dict[str, str]] = []
         while not self._stop.is_set():
             messages.append({"role": "user", "content": f"Step {self.completed + 1}: what do we check next, and why?"})
-            answer = ask(self.url, {"messages": messages, "max_tokens": 48, "temperature": 0, "ignore_eos": True}, timeout_s=120)
+            answer = ask(
+                self.url, {"messages": messages, "max_tokens": 48, "temperature": 0, "ignore_eos": True}, timeout_s=120, key=self.key
+            )
             if answer.status == 200:
                 self.completed += 1
                 self.good_at.append(time.monotonic())
