@@ -35,7 +35,7 @@ class Engine:
         self.group.start()
         self.beats = folder / "beats"
         self.beats.touch()
-        pulse = subprocess.Popen([*self.group._here, sys.executable, PULSE, URL, self.beats])
+        pulse = subprocess.Popen([*self.group._here, sys.executable, PULSE, URL, self.beats, "0.2"])  # often, and little of what it can serve
         undo.callback(pulse.wait, 10)
         undo.callback(pulse.kill)
         self.plain = self.group.fleet.read_text()
