@@ -35,7 +35,8 @@ class Engine:
         self.group.start()
         self.beats = folder / "beats"
         self.beats.touch()
-        pulse = subprocess.Popen([*self.group._here, sys.executable, PULSE, URL, self.beats, "0.2"])  # often, and little of what it can serve
+        # Often, and little of what the server can do: a measurement beside much traffic is none.
+        pulse = subprocess.Popen([*self.group._here, sys.executable, PULSE, URL, self.beats, "0.2"])
         undo.callback(pulse.wait, 10)
         undo.callback(pulse.kill)
         self.plain = self.group.fleet.read_text()
