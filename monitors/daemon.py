@@ -88,6 +88,7 @@ class Watch:
         self._sample = Sample(0.0, None, None)
         self._suspicion: dict[str, Any] | None = None
         self._gaps: dict[str, float] = {}
+        self._alive: frozenset[str] = frozenset()  # the invocations that were last seen to live
         self._planned: tuple[str, str] | None = None  # the end that was told of last as a planned one
         self._loading_since: float | None = None
         self._overdue = False
@@ -128,9 +129,10 @@ class Watch:
             self._planned = None
         if decision is Decision.declare_crash and self._was_planned(look, look.sample.invocation):
             self._book, decision = before, Decision.none
-        gone = set(previous.invocation.split("+")) - set(look.sample.invocation.split("+")) - {""}
-        if gone and look.sample.invocation and previous.state in SERVES and before.open is None:
-            self._started_again(look, "+".join(sorted(gone)))
+        if judgement.state is State.ended:
+            self._alive = frozenset()
+        elif judgement.state is not State.unknown:
+            self._started_again(look, before)
         if decision in (Decision.ended, Decision.restarted, Decision.declare_crash) and before.open is not None:
             self._died = self._died or (self._for is not None and before.open.key == self._for.key)
         if decision is not Decision.none:
@@ -180,10 +182,12 @@ class Watch:
             again = decision is Decision.restarted and judgement.state not in SERVES
             self._owe(self._pager.restarting(self._book) if again else self._pager.over(self._book, decision))
 
-    def _started_again(self, look: Look, invocation: str) -> None:
-        """It served, and now another start is there: no look fell between, and no line tells of a death (that would be a crash)."""
-        if not (look.sample.ended or self._was_planned(look, invocation)):
-            self._emit("started_again", text="between two looks; no order and no death of the former start is on record")
+    def _started_again(self, look: Look, book: incidents.Book) -> None:
+        """Another start is there, and nobody has seen the end of the one before: no line tells of a death (that would be a crash)."""
+        now = frozenset(look.sample.invocation.split("+")) - {""}
+        gone, self._alive = self._alive - now, now
+        if now and gone and book.open is None and not self._was_planned(look, "+".join(sorted(gone))):
+            self._emit("started_again", text="no look fell between; no order and no death of the former start is on record")
 
     def _was_planned(self, look: Look, invocation: str) -> bool:
         """Whether its end was ordered, which is told once and pages nobody: a rollout proves, reverts and pages by itself."""
