@@ -141,7 +141,7 @@ def test_a_rollout_that_comes_back_leaves_what_somebody_else_committed_meanwhile
     assert service.read_change().committed == theirs and ran.data["page_sent"] is True
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))  # `make prove-rollout` draws 300
 def test_any_kill_at_any_moment_ends_on_one_side(make_site: MakeSite, seed: int) -> None:
     site = make_site(nodes=2)
     assert site.rollout("verify").code == 0
