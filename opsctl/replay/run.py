@@ -66,6 +66,8 @@ def replay(day: Day, chosen: Sequence[Step], env: Mapping[str, str], folder: Pat
             try:
                 for step in chosen:
                     outcomes.append(_step(stage, step, outcomes, measured))
+                    with (folder / "steps.jsonl").open("ab") as kept:  # a replay that is interrupted has shown so much
+                        kept.write(msgspec.json.encode(outcomes[-1]) + b"\n")
             finally:
                 stage.release()
     except (OSError, subprocess.SubprocessError, NodeError) as error:
