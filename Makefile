@@ -87,3 +87,7 @@ prove-rollout: $(READY) node-packages ## what can go wrong with a rollout, each 
 drills: setup ## every drill in auto mode, with the scoreboard (docs/results/drills.md)
 	@$(BIN)/opsctl drill run --all $(ARGS); code=$$?; $(BIN)/opsctl drill score --report docs/results/drills.md > /dev/null; exit $$code
 	$(BIN)/python -m pytest -q -m slow tests/e2e/test_drills.py
+
+.PHONY: replay
+replay: setup node-packages ## the incident of 27 September whole, on two systemd nodes: that day's figures beside ours
+	@$(BIN)/opsctl drill run incident-2026-09-27 $(ARGS)
