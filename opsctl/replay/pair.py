@@ -33,7 +33,7 @@ _TEMPLATE = _ROOT / "engine" / "launch" / "lastbatch@.service"
 _RUN_DIR = f"run/lastbatch/{DEPLOYMENT}"
 _OPERATOR, _LEADER = "10.77.0.1", "10.77.0.11"
 _API_PORT, _GROUP_PORT = 30000, 29500
-_BUILD_S, _END_S = 120.0, 60.0
+_BUILD_S = 120.0
 _SSH = """Host n1
   HostName 10.77.0.11
 Host n2
@@ -178,7 +178,7 @@ def pair(serving: Serving, env: Mapping[str, str], folder: Path, on_page: Callab
 
         pager = Pager(paged, host=_OPERATOR)
         undo.callback(pager.close)
-        made.fleet.write_text(_fleet(serving, folder, pager.port))
+        made.fleet.write_text(fleet_text(serving, folder, pager.port))
         undo.callback(made.end)
         undo.callback(made.keep_logs)
         yield made
@@ -203,7 +203,7 @@ def _install(node: SystemdNode, number: int, serving: Serving, env: Mapping[str,
         raise StageError(f"node {node.name}: systemctl daemon-reload: {done.err}")
 
 
-def _fleet(serving: Serving, folder: Path, pager_port: int) -> str:
+def fleet_text(serving: Serving, folder: Path, pager_port: int) -> str:
     services = "".join(
         f'[[deployment.{DEPLOYMENT}.node]]\nname = "{name}"\nssh = "-F {folder / "ssh_config"} n{number + 1}"\n'
         f'python = "{sys.executable}"\n[[deployment.{DEPLOYMENT}.node.service]]\nunit = "{UNIT}"\nranks = {list(RANKS[number])}\n'

@@ -41,7 +41,7 @@ class Played(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
-        return tuple(one for one in self.outcomes if not one.good)
+        return tuple(outcome for outcome in self.outcomes if not outcome.good)
 
 
 def replay(day: Day, chosen: Sequence[Step], env: Mapping[str, str], folder: Path, talk: Callable[[str], None], model: str = "") -> Played:
@@ -65,7 +65,7 @@ def replay(day: Day, chosen: Sequence[Step], env: Mapping[str, str], folder: Pat
             stage.boot(_BOOT_S)
             try:
                 for step in chosen:
-                    outcomes.append(_step(stage, step, outcomes, measured))
+                    outcomes.append(one(stage, step, outcomes, measured))
                     with (folder / "steps.jsonl").open("ab") as kept:  # a replay that is interrupted has shown so much
                         kept.write(msgspec.json.encode(outcomes[-1]) + b"\n")
             finally:
@@ -79,8 +79,9 @@ def replay(day: Day, chosen: Sequence[Step], env: Mapping[str, str], folder: Pat
     return Played(day.name, tuple(outcomes), facts.whole(measured, restarts, seconds), str(folder), model)
 
 
-def _step(stage: Stage, step: Step, before: Sequence[Outcome], measured: dict[str, msgspec.Struct]) -> Outcome:
-    good = {one.step for one in before if one.good}
+def one(stage: Stage, step: Step, before: Sequence[Outcome], measured: dict[str, msgspec.Struct]) -> Outcome:
+    """One step. ``before``: how those went that were played; what it measures is added to ``measured``."""
+    good = {outcome.step for outcome in before if outcome.good}
     lacking = [need for need in step.needs if need not in good]
     if lacking:
         stage.talk(f"{step.name}: not played: {', '.join(lacking)} did not show what it should")

@@ -17,15 +17,16 @@ from monitors import fleet
 from opsctl.answer import Session
 from opsctl.cli import main
 from opsctl.playbooks import document as playbook_document
-from opsctl.replay import cli, document, facts, judge, scaling
+from opsctl.replay import cli, document, facts, judge, run, scaling
 from opsctl.replay.document import Day, DayError, Tolerance
 from opsctl.replay.facts import Captured, Changed, Reproduced, Wedged
 from opsctl.replay.judge import Outcome
-from opsctl.replay.pair import Serving, _fleet
+from opsctl.replay.pair import Pair, Serving, fleet_text
 from opsctl.replay.run import Played
-from opsctl.replay.stage import callers_toml
+from opsctl.replay.stage import Stage, callers_toml
 from opsctl.replay.starts import starts, tracebacks
 from opsctl.staging import nodes
+from opsctl.staging.gateway import Gateway
 
 NAME = "incident-2026-09-27"
 WHOLE = facts.Whole(4, 0.4, 2.0, 5, 11.0, 14.0, 50, 8.5)
@@ -99,7 +100,7 @@ def test_its_experiments_are_valid_ones_and_say_what_was_scaled(day: Day) -> Non
 
 def test_its_clients_stand_in_the_fleet_file_as_the_day_names_them(day: Day, tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
-    path.write_text(_fleet(Serving(day.server, 60, 6), tmp_path, 9000) + callers_toml(day.callers, "http://127.0.0.1:1/v1"))
+    path.write_text(fleet_text(Serving(day.server, 60, 6), tmp_path, 9000) + callers_toml(day.callers, "http://127.0.0.1:1/v1"))
     one = fleet.load(path).one()
     assert {caller.name: (caller.probe, caller.via) for caller in one.caller} == {
         "scan": ("never-live", ""), "report": ("live", "http://127.0.0.1:1/v1"),
@@ -145,7 +146,7 @@ def outcomes_of(day: Day) -> list[Outcome]:
 def test_the_table_sets_that_days_figures_beside_ours(day: Day) -> None:
     lines = judge.table(day, outcomes_of(day), WHOLE).splitlines()
     assert len(lines) == 2 + len(day.table)
-    assert "| hang, after the constrained request | 24 to 47 s | 0.4 to 2.0 s, 4 hangs | no |" in lines
+    assert any("| hang, after the constrained request | 24 to 47 s | 0.4 to 2.0 s, 4 hangs | no; " in line for line in lines)
     assert any("100 of 100 in 61 s" in line and "one each 0.6 s" in line for line in lines)
     assert judge.NOT_PLAYED not in "\n".join(lines)
 
@@ -175,6 +176,28 @@ def test_what_is_told_names_the_step_that_failed(day: Day) -> None:
     assert "FAILED held" in text and "outcome is inconclusive, and must be reproduced" in text
     assert "2 steps, 2 not as they must be" in text
     assert played.failed == (bad, left)
+
+
+# A step that cannot be played, and what hangs on it.
+
+
+def stage_of(day: Day, folder: Path, told: list[str]) -> Stage:
+    """A stage whose nodes never booted."""
+    gateway = Gateway("http://127.0.0.1:9")
+    gateway.close()
+    return Stage(Pair(folder, {}, Serving(day.server, 60, 6), ()), day, gateway, told.append)
+
+
+def test_a_step_that_cannot_be_played_says_why_and_what_needs_it_is_left_out(day: Day, tmp_path: Path) -> None:
+    told: list[str] = []
+    stage = stage_of(day, tmp_path, told)
+    (capture,) = [step for step in day.steps if step.name == "capture"]
+    alone = capture.model_copy(update={"needs": ()})
+    found = run.one(stage, alone, [], {})
+    assert found.problems == ("could not be played: nothing is wedged: there is nothing to capture",) and not found.good
+    left = run.one(stage, capture, [msgspec.structs.replace(found, step="wedge")], {})
+    assert left.skipped == "needs wedge, which did not show what it should" and not left.good
+    assert told[-1].startswith("capture: not played: wedge")
 
 
 # The journal's word.
