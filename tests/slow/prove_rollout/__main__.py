@@ -42,7 +42,7 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--kills", type=int, default=300, help="rollouts of the contract server cut at drawn moments [%(default)s]")
     parser.add_argument("--engine-kills", type=int, default=20, help="the same of the engine [%(default)s]")
     parser.add_argument("--jobs", type=int, default=1, help="how many deployments are cut at once [%(default)s]")
-    parser.add_argument("--begin-within-s", type=float, default=float("inf"), help="begin no further deployment to cut after so long")
+    parser.add_argument("--begin-within-s", type=float, default=float("inf"), help="begin no further rollout to cut after so long")
     options = parser.parse_args(args)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nodes and services are taken down then, too

@@ -60,24 +60,24 @@ WAYS = {"contract": Way(contract, 10), "engine": Way(engine, 3)}
 
 
 def play(way: str, wanted: int, kept_file: Path, *, jobs: int = 1, begin_within_s: float = float("inf")) -> Counter[str]:
-    """Runs until ``wanted`` are kept, ``jobs`` seeds at a time; no seed is begun after ``begin_within_s``. The count of each
-    end: ``new``, ``old``, ``between`` (which must be 0)."""
+    """Runs until ``wanted`` are kept, ``jobs`` seeds at a time; none is begun after ``begin_within_s``. The count of each end:
+    ``new``, ``old``, ``between`` (which must be 0)."""
     kept: dict[str, list[str]] = json.loads(kept_file.read_text()) if kept_file.exists() else {}
-    begun, seed, due = time.monotonic(), 0, set[concurrent.futures.Future[tuple[str, list[str], str]]]()
+    until, seed, due = time.monotonic() + begin_within_s, 0, set[concurrent.futures.Future[tuple[str, list[str], str]]]()
     short = wanted - _count(kept, way)
     if short > 0:
         with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            while due or (short > 0 and time.monotonic() - begun < begin_within_s):
-                while short > 0 and len(due) < jobs and time.monotonic() - begun < begin_within_s:
+            while due or (short > 0 and time.monotonic() < until):
+                while short > 0 and len(due) < jobs and time.monotonic() < until:
                     seed += 1
                     if f"{way} {seed}" not in kept:
                         runs = min(WAYS[way].runs, short)
-                        due.add(pool.submit(one_seed, way, seed, runs))
+                        due.add(pool.submit(one_seed, way, seed, runs, until))
                         short -= runs
                 done, due = concurrent.futures.wait(due, return_when=concurrent.futures.FIRST_COMPLETED)
                 for one in done:
                     key, ends, told = one.result()
-                    kept[key] = ends
+                    kept |= {key: ends} if ends else {}
                     kept_file.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps(those)}' for name, those in kept.items()) + "\n}\n")
                     print(told, file=sys.stderr, flush=True)
     return Counter(end for key, ends in kept.items() if key.startswith(way) for end in ends)
@@ -87,11 +87,14 @@ def _count(kept: dict[str, list[str]], way: str) -> int:
     return sum(len(ends) for key, ends in kept.items() if key.startswith(way))
 
 
-def one_seed(way: str, seed: int, runs: int) -> tuple[str, list[str], str]:
-    """(key, how each run ended, what there is to say). One that ends between is the last of its deployment."""
+def one_seed(way: str, seed: int, runs: int, until: float) -> tuple[str, list[str], str]:
+    """(key, how each run ended, what there is to say). None begins after ``until`` (monotonic, the same in every process of
+    a machine), and one that ends between is the last of its deployment."""
     begun, ends, why = time.monotonic(), list[str](), ""
     with tempfile.TemporaryDirectory(prefix="prove-kills-") as scratch, WAYS[way].make(seed, Path(scratch) / "s") as kills:
         for _ in range(runs):
+            if time.monotonic() >= until:
+                break
             try:
                 ends.append(kills.run())
             except AssertionError as error:
