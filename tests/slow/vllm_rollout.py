@@ -31,8 +31,8 @@ PREFIX, UNIT, URL = "lbvllm", "vllm.service", "http://10.77.0.11:8000"
 PULSE = Path(__file__).parent / "prove_rollout" / "pulse.py"
 BOOT_S = 240.0
 UNIT_FILE = """[Service]
-ExecStart={python} -m vllm.entrypoints.openai.api_server --model {model} --host 0.0.0.0 --port 8000 --max-model-len 2048 --enforce-eager
-Environment=HOME={home} HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=0-1
+ExecStart={python} -m vllm.entrypoints.openai.api_server --model {model} --host 0.0.0.0 --port 8000 --max-model-len 1024 --enforce-eager
+Environment=HOME={home} HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=1
 Environment=VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo
 KillMode=mixed
 TimeoutStopSec=20
@@ -84,7 +84,7 @@ class Show:
         self.pages_file, self.beats_file = folder / "pages", folder / "beats"
         for file in (self.pages_file, self.beats_file):
             file.touch()
-        for argv in ((ROOT / "tests/opsctl/page_sink.py", "10.77.0.1", "9000", self.pages_file), (PULSE, URL, self.beats_file, "0.5")):
+        for argv in ((ROOT / "tests/opsctl/page_sink.py", "10.77.0.1", "9000", self.pages_file), (PULSE, URL, self.beats_file, "2")):
             process = subprocess.Popen([*self._here, sys.executable, *argv])
             undo.callback(process.wait, 10)
             undo.callback(process.kill)
@@ -115,11 +115,15 @@ class Show:
         argv = [*self._here, sys.executable, "-m", "opsctl.cli", *words, "--fleet", str(self.folder / "fleet.toml")]
         process = subprocess.Popen(argv, cwd=ROOT, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)  # fmt: skip
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                self.tell(line.rstrip())
-        self.tell(f"exit status {process.wait()}")
+        try:
+            assert process.stdout is not None
+            with process.stdout:
+                for line in process.stdout:
+                    self.tell(line.rstrip())
+            self.tell(f"exit status {process.wait()}")
+        finally:
+            process.kill()
+            process.wait()
         return process.returncode
 
     def argv(self) -> list[str]:
