@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import multiprocessing
+import signal
 import sys
 import tempfile
 import time
@@ -66,7 +67,7 @@ def play(way: str, wanted: int, kept_file: Path, *, jobs: int = 1, begin_within_
     until, seed, due = time.monotonic() + begin_within_s, 0, set[concurrent.futures.Future[tuple[str, list[str], str]]]()
     short = wanted - _count(kept, way)
     if short > 0:
-        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _ends_in_order) as pool:
             while due or (short > 0 and time.monotonic() < until):
                 while short > 0 and len(due) < jobs and time.monotonic() < until:
                     seed += 1
@@ -81,6 +82,11 @@ def play(way: str, wanted: int, kept_file: Path, *, jobs: int = 1, begin_within_
                     kept_file.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps(those)}' for name, those in kept.items()) + "\n}\n")
                     print(told, file=sys.stderr, flush=True)
     return Counter(end for key, ends in kept.items() if key.startswith(way) for end in ends)
+
+
+def _ends_in_order() -> None:
+    """Told to end, a deployment is taken down first."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _count(kept: dict[str, list[str]], way: str) -> int:
