@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from monitors import engines, fleet, kept, planned
+from monitors import engines, fleet, kept
 from monitors.canaries import Canaries
 from monitors.capture import bundle
 from monitors.capture.manifest import utc
@@ -26,12 +26,13 @@ from monitors.judge.incidents import SERVES, Decision
 from monitors.judge.progress import Judgement, Limits, Memory, Sample, State, advance
 from monitors.judge.verdict import Class, Verdict
 from monitors.lookout import Look, Lookout
+from monitors.notes import Notes
+from monitors.orders import Orders
 from monitors.pager import Pager
 from monitors.trail import Trail
 
 Emit = Callable[[dict[str, Any]], None]
 _CRASH_BUDGET_S = 30.0
-_GAP_AGAIN_S = 60.0
 _IN_DOUBT_S = 2.0
 _BANDS_KEPT_EVERY_S = 60.0
 
@@ -77,21 +78,16 @@ class Watch:
         self._canaries = Canaries(deployment, self._emit)
         self._book = incidents.resumed(kept.book(self._state_file), lambda verdict: bool(verdict) and Class(verdict).is_alarm)
         self._captures = Captures(whole, deployment, self._lookout.remotes, self._emit, root=options.bundle_root, native=options.native)
+        self._notes = Notes(deployment.boot_deadline_s, self._emit)
+        self._orders = Orders(deployment, self._lookout.remotes, self._emit)
         self._trail = Trail()
         self._leaking: frozenset[str] = frozenset()
-        self._orphans: set[int] = set()
         self._goes_on = False  # what is captured now is no stall: its end is no end of what was found
         self._for: incidents.Incident | None = None  # whose evidence it is
         self._died = False  # that incident's server has ended since: no silence that ended by itself
         self._next: _Wanted | None = None  # a capture that is due when the one that runs is done
         self._waiting: tuple[Verdict, Path] | None = None  # the last verdict, until it has paged or will not
         self._sample = Sample(0.0, None, None)
-        self._suspicion: dict[str, Any] | None = None
-        self._gaps: dict[str, float] = {}
-        self._alive: frozenset[str] = frozenset()  # the invocations that were last seen to live
-        self._planned: tuple[str, str] | None = None  # the end that was told of last as a planned one
-        self._loading_since: float | None = None
-        self._overdue = False
         self.status: dict[str, Any] = {"deployment": deployment.name, "state": State.unknown.value}
 
     def turn(self) -> Judgement:
@@ -101,38 +97,15 @@ class Watch:
         look = replace(look, sample=sample)
         self._memory, judgement = advance(previous := self._memory, look.sample, self._limits)
         self._learn(judgement, look)
-        self._tell_gaps(look)
         self._leaks(look)
         if corrupt is not None:
             self._corrupt(corrupt)
-        for row in look.orphans:
-            if row.pid not in self._orphans:
-                self._emit("orphan", pid=row.pid, title=row.title, node=row.node)
-        self._orphans = {row.pid for row in look.orphans}
-        for node, index, xid in self._lookout.devices.xids():
-            self._emit("xid", node=node, gpu=index, xid=xid)
-        for name, count in look.errors.items():
-            self._emit("errors_grew", counter=name, by=count)
-        if judgement.changed:
-            self._emit(
-                "state",
-                state=judgement.state.value,
-                previous=previous.state.value,
-                held=judgement.held,
-                quiet_s=round(judgement.quiet_s, 2),
-            )
-        self._boot_deadline(judgement, look.sample.mono_s)
-        self._suspect(judgement, previous, look)
+        self._notes.turn(look, judgement, previous, self._lookout.devices.xids())
         before = self._book
         self._book, decision = incidents.decide(before, judgement, look.sample, time.time(), look.ending.cause)
-        if judgement.state not in (State.ended, State.unknown):
-            self._planned = None
-        if decision is Decision.declare_crash and self._was_planned(look, look.sample.invocation):
+        if decision is Decision.declare_crash and self._orders.planned(look, look.sample.invocation):
             self._book, decision = before, Decision.none
-        if judgement.state is State.ended:
-            self._alive = frozenset()
-        elif judgement.state is not State.unknown:
-            self._started_again(look, before)
+        self._orders.turn(look, judgement, tell=before.open is None)
         if decision in (Decision.ended, Decision.restarted, Decision.declare_crash) and before.open is not None:
             self._died = self._died or (self._for is not None and before.open.key == self._for.key)
         if decision is not Decision.none:
@@ -182,28 +155,10 @@ class Watch:
             again = decision is Decision.restarted and judgement.state not in SERVES
             self._owe(self._pager.restarting(self._book) if again else self._pager.over(self._book, decision))
 
-    def _started_again(self, look: Look, book: incidents.Book) -> None:
-        """Another start is there, and nobody has seen the end of the one before: no line tells of a death (that would be a crash)."""
-        now = frozenset(look.sample.invocation.split("+")) - {""}
-        gone, self._alive = self._alive - now, now
-        if now and gone and book.open is None and not self._was_planned(look, "+".join(sorted(gone))):
-            self._emit("started_again", text="no look fell between; no order and no death of the former start is on record")
-
-    def _was_planned(self, look: Look, invocation: str) -> bool:
-        """Whether its end was ordered, which is told once and pages nobody: a rollout proves, reverts and pages by itself."""
-        order = look.ending.order
-        found = planned.end(self.deployment, self._lookout.remotes, invocation)
-        if found is None and order is not None:
-            found = planned.Planned("planned_end", f"it was told to stop: {order.text[:160]}")
-        if found is not None and (found.event, invocation) != self._planned:
-            self._emit(found.event, text=found.text)
-        self._planned = (found.event, invocation) if found is not None else None
-        return found is not None
-
     def _capture(self, reason: str, budget_s: float, seen: Mapping[str, Any], *, goes_on: bool = False) -> None:
         """Take the evidence beside the watch. ``goes_on``: of a server that is not stalled, and answers all the while."""
         incident = None if goes_on else self._book.open
-        if self._captures.begin(reason, budget_s, progress=seen, suspicion=self._suspicion, trail=self._trail.text()):
+        if self._captures.begin(reason, budget_s, progress=seen, suspicion=self._notes.suspicion, trail=self._trail.text()):
             self._goes_on, self._for, self._died = goes_on, incident, False
         else:
             self._next = _Wanted(reason, budget_s, seen, goes_on, incident.key if incident else "")
@@ -273,35 +228,6 @@ class Watch:
             self._bands_s = look.sample.mono_s
             self._keep(self._bands_file, self._lookout.devices.bands.to_json(), "what the GPUs draw is learned anew after a restart")
 
-    # What is only told.
-
-    def _suspect(self, judgement: Judgement, previous: Memory, look: Look) -> None:
-        if judgement.suspicious and self._suspicion is None:
-            self._suspicion = {"utc": utc(), "quiet_s": round(judgement.quiet_s, 2), "held": judgement.held, "ranks": _light(look)}
-            self._emit("suspicion", **{k: v for k, v in self._suspicion.items() if k != "utc"})
-        elif self._suspicion is not None and judgement.quiet_s == 0 and judgement.state is not State.unknown:
-            if previous.state is not State.stalled:
-                self._emit("silence_ended", quiet_s=round(previous.quiet_s, 2))
-            self._suspicion = None
-
-    def _boot_deadline(self, judgement: Judgement, now: float) -> None:
-        if judgement.state is not State.loading:
-            self._loading_since, self._overdue = None, False
-            return
-        self._loading_since = now if self._loading_since is None else self._loading_since
-        if not self._overdue and now - self._loading_since > self.deployment.boot_deadline_s:
-            self._overdue = True
-            self._emit("boot_overdue", loading_s=round(now - self._loading_since, 1), boot_deadline_s=self.deployment.boot_deadline_s)
-
-    def _tell_gaps(self, look: Look) -> None:
-        """A gap is told when it appears and once a minute while it lasts."""
-        now = time.monotonic()
-        for text in look.gaps:
-            if now - self._gaps.get(text, -1e9) >= _GAP_AGAIN_S:
-                self._gaps[text] = now
-                self._emit("gap", text=text)
-        self._gaps = {text: at for text, at in self._gaps.items() if text in look.gaps}
-
     def _emit(self, event: str, **fields: Any) -> None:
         self._emit_to({"event": event, "deployment": self.deployment.name, "utc": utc(), "mono_s": round(time.monotonic(), 3), **fields})
 
@@ -350,15 +276,6 @@ def _loop(watch: Watch, poll_s: float, emit: Emit, stop: threading.Event) -> Non
 def _limits(deployment: fleet.Deployment, asked: Limits) -> Limits:
     """With the deployment's own watchdog time, which bounds every wait."""
     return replace(asked, watchdog_s=deployment.watchdog_s or engines.load(deployment.engine).watchdog_s)
-
-
-def _light(look: Look) -> list[dict[str, Any]]:
-    rows = []
-    for rank, box in sorted(look.boxes.items()):
-        host, device = box.snapshot.host, box.snapshot.device
-        row = {"rank": rank, "process": box.state, "phase": host.phase.name, "device": device.state.name, "step": host.step}
-        rows.append({**row, "enqueued": device.enqueued, "completed": device.completed})
-    return rows
 
 
 def _body(deployment: fleet.Deployment, verdict: Verdict, folder: Path) -> str:

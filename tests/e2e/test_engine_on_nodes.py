@@ -97,7 +97,8 @@ def test_a_node_that_is_cut_off_in_the_middle_of_a_capture_is_a_named_gap_and_th
     assert any("node b: not reached since" in item["reason"] for item in gaps), gaps
     taken = {item["path"] for item in items if item["outcome"] == "taken"}
     assert {"rank-0.box", "rank-1.box", "rank-2.box", "pyspy-0.json", "pyspy-1.json", "journal.jsonl"} <= taken, "node a is whole"
-    assert answer["data"]["verdict"] == Class.hang_grammar_barrier.value, "what was there before the cut tells the class"
+    said = (folder / "report.md").read_text()
+    assert answer["data"]["verdict"] == Class.hang_grammar_barrier.value, f"what was there before the cut tells the class: {said}"
     assert answer["data"]["seconds"] < 27, "a lost node costs one wait"
     group.wait_serving()  # a group whose node was lost starts again
 
