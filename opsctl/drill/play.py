@@ -73,10 +73,10 @@ def _learn(playing: Playing) -> None:
     """Before any traffic the canary's answer is recorded, where one is asked for."""
     if not playing.drill.canary:
         return
-    events = playing.stage.watcher.events
 
     def learned() -> bool:
-        return len([event for event in events if event["event"] == "canary" and event["answer"] in ("learning", "same")]) >= _LEARNED
+        asked = [event for event in playing.stage.watcher.events if event["event"] == "canary" and not event["loaded"]]
+        return len([event for event in asked if event["answer"] in ("learning", "same")]) >= _LEARNED
 
     if not playing.until(learned, _LEARN_S):
         raise StageError(f"the monitor's canary was not answered alike {_LEARNED} times at rest within {_LEARN_S:g} s")

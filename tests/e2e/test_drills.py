@@ -23,7 +23,7 @@ def test_faults_are_found_captured_mended_by_their_runbooks_and_scored(tmp_path:
     model = tiny_model(tmp_path / "tiny", layers=2, heads=6, kv_heads=3, hidden=96, dtype="bfloat16", max_position_embeddings=8192)
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run([*COMMAND, *DRILLS, "--model", str(model), "--seed", "1", "--json"], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=420, env=env, check=False)  # fmt: skip
+                          capture_output=True, text=True, timeout=600, env=env, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
     scores = {score["drill"]: score for score in json.loads(done.stdout)["data"]}
     assert {name: score["verdicts"][0] for name, score in scores.items()} == DRILLS
@@ -31,6 +31,8 @@ def test_faults_are_found_captured_mended_by_their_runbooks_and_scored(tmp_path:
         moments = score["moments"]
         assert 0 < moments["detected"] < moments["mitigated"] <= moments["recovered"] + 10
         assert score["paged"] == 1 and score["fidelity"] == 1.0 and score["false_moves"] == []
+        ran = [step for step in score["steps"] if step["outcome"] != "skipped"]
+        assert len(ran) >= 3 and {step["outcome"] for step in ran} == {"passed"}
     kept = (tmp_path / "state" / "lastbatch" / "drills" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["drill"] for line in kept] == list(scores)
 
