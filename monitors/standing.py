@@ -14,7 +14,7 @@ from typing import IO, Any, NoReturn
 
 from monitors.remote import COLLECTOR, NodeError, Remote
 
-_START = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'collector', 'exec'))"
+START = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'collector', 'exec'))"
 _CHUNK = 1 << 16
 
 
@@ -51,7 +51,7 @@ class Standing:
         self._remote.run(["true"], deadline_s=max(0.5, until - time.monotonic()))
         text = COLLECTOR.read_bytes()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the collector)
-        argv = self._remote.argv([self._remote.python, "-u", "-c", _START, str(len(text))])
+        argv = self._remote.argv([self._remote.python, "-u", "-c", START, str(len(text))])
         try:
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, start_new_session=True)
         except OSError as error:

@@ -19,9 +19,9 @@ import sys
 from typing import Dict, List  # noqa: UP035
 
 Tables = Dict[str, List[str]]  # noqa: UP006 # evaluated, and the Python of a node may be old
-TABLES: Tables = json.loads("""{"units": [], "scripts": [], "files": [], "collectors": []}""")
+TABLES: Tables = json.loads("""{"units": [], "scripts": [], "files": [], "collectors": [], "pythons": []}""")
 """``units`` that the key is for; SHA-256 of the shell ``scripts``, of the ``files`` of the dead-man and of the monitor's
-``collectors`` that are let through."""
+``collectors`` that are let through, under the ``pythons`` that the fleet file names."""
 
 _WORD = re.compile(r"^[A-Za-z0-9_.:@+=,-]*$")
 _HEX = re.compile(r"^[0-9a-f]{1,64}$")
@@ -40,10 +40,19 @@ def refused(argv: list[str], stdin: bytes, tables: Tables, program: str) -> str:
         return "no command: this key is for opsctl alone"
     rules = {"systemctl": _systemctl, "busctl": _busctl, "systemd-run": _systemd_run, "journalctl": _journalctl, "cat": _cat,
              "sh": _sh, "env": _env}  # fmt: skip
-    if argv[1:2] == ["-"] and len(argv) == 3:
-        return "" if sha(stdin) in tables["collectors"] else "a program on standard input that is not known here"
+    if argv == ["true"]:  # how a monitor asks whether the node is reached
+        return ""
+    if argv[0] in tables["pythons"]:
+        known = sha(stdin) in tables["collectors"] and ((argv[1:2] == ["-"] and len(argv) == 3) or staying(argv, tables) > 0)
+        return "" if known else "a program on standard input that is not known here"
     rule = rules.get(argv[0])
     return rule(argv, stdin, tables, program) if rule else f"{argv[0]!r} is not let through"
+
+
+def staying(argv: list[str], tables: Tables) -> int:
+    """The length of the collector that stays and is asked line by line after it has come; 0 for any other command."""
+    shape = len(argv) == 5 and argv[1:3] == ["-u", "-c"] and sha(argv[3].encode()) in tables["scripts"] and argv[4].isdigit()
+    return int(argv[4]) if shape and argv[0] in tables["pythons"] else 0
 
 
 def _systemctl(argv: list[str], stdin: bytes, tables: Tables, program: str) -> str:
@@ -144,7 +153,8 @@ def main() -> int:
         argv = shlex.split(line)
     except ValueError as error:
         argv, line = [], str(error)
-    stdin = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+    size = staying(argv, TABLES)
+    stdin = b"" if sys.stdin.isatty() else whole(size) if size else sys.stdin.buffer.read()
     unit = TABLES["units"][0]
     found = re.search(r"path=(\S+)", show(unit, "ExecStart"))
     why = refused(argv, stdin, TABLES, found.group(1) if found else "")
@@ -155,7 +165,35 @@ def main() -> int:
     user = show(unit, "User")
     if argv[0] == "env" and user and user != "root":
         argv = ["runuser", "-u", user, "--", *argv]
+    if size:
+        return ask_on(argv, stdin)
     return subprocess.run(argv, input=stdin, check=False).returncode
+
+
+def whole(size: int) -> bytes:
+    """So many bytes of standard input and not one more: what follows is the collector's."""
+    data = b""
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def ask_on(argv: list[str], program: bytes) -> int:
+    """The collector, then whatever it is asked, until the connection ends."""
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        try:
+            data = program
+            while data:
+                process.stdin.write(data)
+                process.stdin.flush()
+                data = os.read(0, 1 << 16)
+        except BrokenPipeError:
+            pass
+    return process.returncode
 
 
 if __name__ == "__main__":

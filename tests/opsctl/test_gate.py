@@ -8,7 +8,7 @@ import pytest
 
 from opsctl.service import gate
 
-TABLES: Any = {"units": ["lb.service"], "scripts": [], "collectors": [], "files": []}
+TABLES: Any = {"units": ["lb.service"], "scripts": [], "collectors": [gate.sha(b"known")], "files": [], "pythons": ["python3"]}
 JOURNAL = ["journalctl", "-o", "json", "--all", "--no-pager", "-q"]
 LINES = ["_SYSTEMD_INVOCATION_ID=" + "0" * 32]
 
@@ -27,3 +27,20 @@ LINES = ["_SYSTEMD_INVOCATION_ID=" + "0" * 32]
 )
 def test_a_log_may_be_read_from_a_time_on_and_nothing_more(argv: list[str], through: bool) -> None:
     assert (gate.refused(argv, b"", TABLES, "serve") == "") is through
+
+
+@pytest.mark.parametrize(
+    ("argv", "through"),
+    [
+        (["python3", "-", "{}"], True),
+        (["python3", "-u", "-c", "START", "5"], True),
+        (["python3", "-u", "-c", "print(1)", "5"], False),
+        (["cat", "-", "/etc/shadow"], False),
+        (["python3", "-c", "print(1)", "-"], False),
+        (["true"], True),
+    ],
+)
+def test_a_collector_runs_under_the_nodes_python_alone(argv: list[str], through: bool) -> None:
+    tables = {**TABLES, "scripts": [gate.sha(b"START")]}
+    assert (gate.refused(argv, b"known", tables, "serve") == "") is through
+    assert gate.refused(argv, b"other", tables, "serve") or argv == ["true"]
