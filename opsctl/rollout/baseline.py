@@ -44,7 +44,9 @@ class Baseline:
         A start that is younger than ``stable_s`` is watched until it is that old: a crash loop has its good minutes.
         ``digest``: the configuration's, where it was predicted before.
         """
-        commands = {m.name: Command(now.argv, dict(now.env), dict(now.mounts)) for m in self.target.managers for now in (m.command(),)}
+        commands = {
+            m.name: Command(now.argv, dict(now.env), dict(now.mounts), now.unit) for m in self.target.managers for now in (m.command(),)
+        }
         first = self.target.managers[0]
         if digest is None:
             digest = plan.predict(first, commands[first.name].argv, {}) if self.target.speaks_digest else ""

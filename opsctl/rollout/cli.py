@@ -139,6 +139,8 @@ def status(context: typer.Context, fleet_path: str = FLEET, deployment: str = DE
         held = f", held by {service['held_by']}" if service["held_by"] else ""
         changed = "trial" if service["trial"] else "committed override" if service["committed"] else "as defined"
         lines.append(f"{service['name']}: {service['state']}, invocation {service['invocation_id'][:8] or '-'}, {changed}{held}")
+        if service["unit_file"]:
+            lines.append(f"  UNIT FILE of a rollout's: sha256 {service['unit_file'].partition('-')[0]}")
         for overlay in service["overlays"]:
             lines.append(f"  OVERLAY {overlay['target']}: sha256 {overlay['sha256'][:16]} ({overlay['seen']})")
     last, known = data["last"], data["verified"]

@@ -30,7 +30,7 @@ from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
 from opsctl.rollout.wish import Wish
 from opsctl.service.embedded import EmbeddedService
-from opsctl.service.manager import Lease, ServiceError, ServiceManager, Unreachable
+from opsctl.service.manager import Lease, Override, ServiceError, ServiceManager, Unreachable
 from opsctl.service.wait import Waiter
 
 __all__ = ["Desk", "Refused", "Wish", "utc_now"]
@@ -81,8 +81,12 @@ class Desk:
             made = plan.make(self.deployment.name, self.target.managers, wish, times, predicts=predicts and self.target.speaks_digest,
                              times_from=sources, groups=groups)  # fmt: skip
             problems += preflight.of_change(self.target, wish, made)
+            wrong, unasked = preflight.of_unit_files(self.target, wish)
+            problems += wrong
             notes = preflight.unknown_flags(self.target, wish, made) if predicts and not problems else ()
-            made = msgspec.structs.replace(made, notes=notes, revert=verified.target_of(verified.read(self.folder), made))
+            made = msgspec.structs.replace(
+                made, notes=(*made.notes, *unasked, *notes), revert=verified.target_of(verified.read(self.folder), made)
+            )
         except flags.EditError as error:
             raise Refused(ExitCode.USAGE, str(error)) from error
         except Unreachable as error:
@@ -103,6 +107,7 @@ class Desk:
                 "name": member.name, "node": manager.node, "ranks": list(member.ranks), **msgspec.to_builtins(manager.snapshot()),
                 "argv": list(manager.command().argv), "committed": change.committed is not None, "trial": change.trial is not None,
                 "held_by": manager.lease_token(), "overlays": self._overlays(manager),
+                "unit_file": unit.name if (unit := (change.trial or change.committed or Override(())).unit) else "",
             })  # fmt: skip
         last = history.summaries(journal.all_of(self.folder)[-1:], self._journal)
         known = verified.read(self.folder)

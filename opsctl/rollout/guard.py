@@ -184,7 +184,10 @@ class Guard:
             self.course.keeper.renew()
             for one in self._plan.overlays:
                 manager.keep_file(one.name, one.data())
-            manager.write_trial(planned[manager.name].override())
+            service = planned[manager.name]
+            if service.unit and service.unit_text:
+                manager.keep_file(service.unit.name, service.unit_text.encode())
+            manager.write_trial(service.override())
 
     def _adopt(self, group: Target) -> bool:
         """After a resume: take the start that runs, if it runs the plan."""

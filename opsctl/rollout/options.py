@@ -38,6 +38,9 @@ class Options:
     package: Annotated[str, typer.Option("--package", metavar="FOLDER", help="Another environment to run the program from: FOLDER/bin/... "
                                          "beside the old one, which must stay.")]  # fmt: skip
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="Another model; where both are paths, both must be there.")]
+    unit_file: Annotated[_List, typer.Option("--unit-file", metavar="[UNIT=]FILE", help="Another systemd unit file, for every service or "
+                                             "for UNIT. It hides the present one in /run until the commit puts it in /etc. "
+                                             "Repeatable.")]  # fmt: skip
     playbook: Annotated[str, typer.Option("--playbook", metavar="FILE", help="The change that a playbook's rollout step describes; what "
                                           "is given beside it comes after it.")]  # fmt: skip
     boot: Annotated[float | None, typer.Option("--boot-deadline-s", help="A start that is not ready by then has failed. [default: from "
@@ -70,7 +73,7 @@ class Options:
                 tuple(self.remove_overlay), self.image, self.package, self.model, Asked(self.boot, self.stable, self.lease, self.hold),
                 self.incident or told.incident, self.allow_red, self.no_revert_target, attended,
                 self.reason or (f"playbook {told.name}" if told.name else ""),
-                agreed.parse(self.expect, self.review, callers), self.allowance,
+                agreed.parse(self.expect, self.review, callers), self.allowance, wish.unit_files_of(self.unit_file),
             )  # fmt: skip
         except (flags.EditError, agreed.AgreedError) as error:
             raise typer.BadParameter(str(error)) from error

@@ -12,23 +12,25 @@ import msgspec
 
 from opsctl.callers.agreed import Agreed
 from opsctl.callers.foresee import Foreseen
-from opsctl.rollout import buildhelp, flags, upgrade
+from opsctl.rollout import buildhelp, flags, unitfile, upgrade
 from opsctl.rollout.deadlines import Times
 from opsctl.rollout.overlay import Overlay
 from opsctl.rollout.wish import Wish
 from opsctl.service import together
-from opsctl.service.manager import Override, ServiceError, ServiceManager
+from opsctl.service.manager import Override, ServiceError, ServiceManager, UnitFile
 
 __all__ = ["Command", "FileChange", "Plan", "RevertTarget", "ServicePlan", "Times", "make", "predict"]
 _PREDICT_S = 60.0
 
 
 class Command(msgspec.Struct, frozen=True):
-    """``mounts``: path as the service sees it -> the file that is there instead."""
+    """``mounts``: path as the service sees it -> the file that is there instead. ``unit``: the unit file that a rollout
+    put there, as ``UnitFile.name``; empty where none did."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
     mounts: dict[str, str] = {}
+    unit: str = ""
 
 
 class FileChange(msgspec.Struct, frozen=True):
@@ -42,7 +44,8 @@ class FileChange(msgspec.Struct, frozen=True):
 
 class ServicePlan(msgspec.Struct, frozen=True):
     """One service before and after. ``added`` are the variables that the trial override must carry; ``committed`` the
-    override that holds now, which a revert leaves or puts back."""
+    override that holds now, which a revert leaves or puts back. ``unit``: the unit file that belongs to it then, with
+    its text where it is new; ``unit_before``: now."""
 
     name: str
     node: str
@@ -51,12 +54,16 @@ class ServicePlan(msgspec.Struct, frozen=True):
     added: dict[str, str]
     committed: Command | None = None
     files: tuple[FileChange, ...] = ()
+    unit: UnitFile | None = None
+    unit_text: str = ""
+    unit_before: UnitFile | None = None
+    notes: tuple[str, ...] = ()
 
     def override(self) -> Override:
-        return Override(self.after.argv, self.added, self.after.mounts)
+        return Override(self.after.argv, self.added, self.after.mounts, self.unit)
 
     def override_before(self) -> Override | None:
-        return Override(self.committed.argv, self.committed.env, self.committed.mounts) if self.committed else None
+        return Override(self.committed.argv, self.committed.env, self.committed.mounts, self.unit_before) if self.committed else None
 
 
 class RevertTarget(msgspec.Struct, frozen=True):
@@ -108,7 +115,7 @@ class Plan(msgspec.Struct, frozen=True):
             for file in service.files:
                 old, new = file.before.splitlines(), file.after.splitlines()
                 parts += difflib.unified_diff(old, new, f"{service.node}:{file.path} (now)", f"{service.node}:{file.path} (at the commit)",
-                                              n=0, lineterm="")  # fmt: skip
+                                              n=1, lineterm="")  # fmt: skip
         return "\n".join(parts)
 
 
@@ -138,7 +145,7 @@ def make(
         ServiceError: a service that cannot be read.
     """
     services = [_service(manager, wish) for manager in managers]
-    if all(service.before == service.after for service in services):
+    if all(service.before == service.after and not service.unit_text for service in services):
         raise flags.EditError(
             f"{deployment}: {', '.join(wish.words()) or 'nothing given'}: every service runs so already; nothing to roll out"
         )
@@ -157,13 +164,16 @@ def make(
                 buildhelp.refuse_unknown(managers[0], services[0].after.argv, wish.edits)
             raise
     return Plan(deployment, wish.words(), tuple(services), before_digest, after_digest, times, wish.reason, wish.incident,
-                dict(times_from or {}), groups, revert, wish.overlays, notes)  # fmt: skip
+                dict(times_from or {}), groups, revert, wish.overlays, (*notes, *(n for s in services for n in s.notes)))  # fmt: skip
 
 
 def _service(manager: ServiceManager, wish: Wish) -> ServicePlan:
     now, committed = manager.command(), manager.read_change().committed
-    before = Command(now.argv, dict(now.env), dict(now.mounts))
-    argv, image = now.argv, manager.image()
+    before = Command(now.argv, dict(now.env), dict(now.mounts), now.unit)
+    wanted = unitfile.wished(wish.unit_files, manager)
+    new = unitfile.replace(wanted, manager, now) if wanted else None
+    argv, env = (new.argv, new.env) if new else (now.argv, before.env)
+    image = manager.image()
     if wish.image:
         argv = upgrade.image(argv, image, wish.image)
     if wish.package:
@@ -177,12 +187,17 @@ def _service(manager: ServiceManager, wish: Wish) -> ServicePlan:
             raise flags.EditError(
                 f"--remove-overlay {target}: {manager.name} has no overlay there, but {', '.join(mounts) or 'none at all'}"
             )
-    after = Command(flags.edit(argv, wish.edits, first), {**before.env, **wish.env}, mounts)
+    now_unit = committed.unit if committed else None
+    unit = new.unit if new else now_unit
+    after = Command(flags.edit(argv, wish.edits, first), {**env, **wish.env}, mounts, unit.name if unit else "")
     added = {**(committed.env if committed else {}), **wish.env}
-    path, text = manager.committed_file(Override(after.argv, added, mounts))
-    file = FileChange(path, manager.committed_file(committed)[1], text, manager.trial_path())
-    kept = Command(committed.argv, dict(committed.env), dict(committed.mounts)) if committed else None
-    return ServicePlan(manager.name, manager.node, before, after, added, kept, (file,))
+    path, text = manager.committed_file(Override(after.argv, added, mounts, unit))
+    files = [FileChange(path, manager.committed_file(committed)[1], text, manager.trial_path())]
+    if new:
+        files.insert(0, FileChange(new.path, new.before, new.after, new.trial))
+    kept = Command(committed.argv, dict(committed.env), dict(committed.mounts), now_unit.name if now_unit else "") if committed else None
+    return ServicePlan(manager.name, manager.node, before, after, added, kept, tuple(files), unit, new.after if new else "", now_unit,
+                       new.notes if new else ())  # fmt: skip
 
 
 def _one_digest(deployment: str, digests: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opsctl.rollout import buildhelp, flags, upgrade
+from opsctl.rollout import buildhelp, flags, unitfile, upgrade
 from opsctl.rollout.plan import Plan
 from opsctl.rollout.target import Target
 from opsctl.rollout.wish import Wish
@@ -47,6 +47,21 @@ def of_change(target: Target, wish: Wish, made: Plan) -> list[str]:
             before = manager.image()
             problems += upgrade.missing(manager, service.before.argv, service.after.argv, before, wish.image or before)
     return problems
+
+
+def of_unit_files(target: Target, wish: Wish) -> tuple[list[str], tuple[str, ...]]:
+    """What the nodes' own systemd says against the new unit files, and what could not be asked."""
+    problems, notes = [], []
+    for manager in target.managers:
+        wanted = unitfile.wished(wish.unit_files, manager)
+        if wanted is not None:
+            found, why = unitfile.problems(wanted, manager)
+            problems += found
+            notes += [f"{wanted}: not checked beforehand: {why}"] if why else []
+    unmeant = [one for one in wish.unit_files if not any(one.meant_for(manager) for manager in target.managers)]
+    names = ", ".join(manager.name for manager in target.managers)
+    problems += [f"{one}: {target.name} has no such service; it has {names}" for one in unmeant]
+    return problems, tuple(dict.fromkeys(notes))
 
 
 def unknown_flags(target: Target, wish: Wish, made: Plan) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from opsctl.callers.agreed import Agreed
-from opsctl.rollout import flags, overlay
+from opsctl.rollout import flags, overlay, unitfile
 from opsctl.rollout.deadlines import Asked
 from opsctl.rollout.overlay import Overlay
+from opsctl.rollout.unitfile import UnitWish
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Wish:
     reason: str = ""
     agreed: Mapping[str, Agreed] = field(default_factory=dict)
     allowance_pct: float | None = None
+    unit_files: tuple[UnitWish, ...] = ()
 
     def words(self) -> tuple[str, ...]:
         """The change as it is given on the command line."""
@@ -41,6 +43,7 @@ class Wish:
             *(f"--overlay {one.file}={one.target}" for one in self.overlays),
             *(f"--remove-overlay {target}" for target in self.uncover),
             *(f"{option} {value}" for option, value in named if value),
+            *map(str, self.unit_files),
         )
 
 
@@ -52,3 +55,8 @@ def edits_of(set_: list[str], unset: list[str]) -> tuple[flags.Edit, ...]:
 def overlays_of(texts: list[str]) -> tuple[Overlay, ...]:
     """Raises EditError."""
     return tuple(overlay.parse(text) for text in texts)
+
+
+def unit_files_of(texts: list[str]) -> tuple[UnitWish, ...]:
+    """Raises EditError."""
+    return tuple(unitfile.parse(text) for text in texts)

@@ -2,8 +2,9 @@
 
 It needs no Python there. It reads ``/run/opsctl/UNIT/lease`` (``TOKEN HUNDREDTHS-OF-UPTIME``), which ``renew``
 overwrites in place: the file is never created again, so a lease that ended cannot come back to life. When it ends
-the rollout is settled (``decide``), the trial drop-in moved to its committed name or removed, the unit restarted if
-it may run the trial, and a page sent (``nodepage.py``). It ends when the lease is gone or belongs to another token.
+the rollout is settled (``decide``), the trial drop-in moved to its committed name or removed, with the unit file that
+came with it (``fragment.py``), the unit restarted if it may run the trial, and a page sent (``nodepage.py``). It ends
+when the lease is gone or belongs to another token; one that was killed at its work does the rest of it when it is back.
 
 A disk that fills up in between stops none of this: what a decision and a commit need is on the disk before
 (``wish-*``, the staged drop-in), and they are links and renames.
@@ -25,13 +26,24 @@ decide() { # DIR TOKEN WISH: the first wish stands
   [ -s "$1/wish-$3" ] || printf %s "$3" >"$1/wish-$3"
   ln "$1/wish-$3" "$1/decision-$2" 2>/dev/null; cat "$1/decision-$2"
 }
+of() { own=${1%/*}; own=${own%.d}; } # DROP-IN: the unit's own file beside the folder
+hidden() { of "$1"; hidden="${own%/*}.control/${own##*/}"; } # TRIAL: the unit file that hides the one in /etc meanwhile
 stage() { # TRIAL COMMITTED
-  mkdir -p "${2%/*}" && cat "$1" >"${2%/*}/.opsctl-staged" && sync "${2%/*}/.opsctl-staged"
+  d=${2%/*}; mkdir -p "$d" && cat "$1" >"$d/.opsctl-staged" && sync "$d/.opsctl-staged" || return 1
+  hidden "$1"; [ ! -e "$hidden" ] || { cat "$hidden" >"$d/.opsctl-unit" && sync "$d/.opsctl-unit"; }
 }
-commit() { # TRIAL COMMITTED
+staged() { d=${2%/*}; hidden "$1"; cmp -s "$1" "$d/.opsctl-staged" && { [ ! -e "$hidden" ] || cmp -s "$hidden" "$d/.opsctl-unit"; }; }
+commit() { # TRIAL COMMITTED: the drop-in first, which names the unit file that it belongs with and the one before it
   [ -e "$1" ] || return 0
-  cmp -s "$1" "${2%/*}/.opsctl-staged" || stage "$1" "$2" || return 1
-  mv -f "${2%/*}/.opsctl-staged" "$2" && sync "${2%/*}" && rm -f "$1"
+  staged "$1" "$2" || stage "$1" "$2" || return 1
+  d=${2%/*}; mv -f "$d/.opsctl-staged" "$2" || return 1
+  hidden "$1"; of "$2"
+  # Both renames before either is synced: a file system with a journal takes them together.
+  [ ! -e "$hidden" ] || mv -f "$d/.opsctl-unit" "$own" || return 1
+  sync "$d" "${d%/*}" && rm -f "$hidden" && rm -f "$1"
+}
+go_back() { # TRIAL COMMITTED
+  hidden "$1"; rm -f "$hidden" "$1" "${2%/*}/.opsctl-staged" "${2%/*}/.opsctl-unit"
 }
 """
 
@@ -47,18 +59,20 @@ ended() { [ "$(now)" -ge "$until" ]; }
 tell() { # WHAT-HAPPENED: the state of the unit is told a moment later, when a start that fails at once has failed
   sleep 2; sh "$dir/page.sh" "$dir" "$token" "$unit" "$1. $unit is now $(systemctl "$scope" is-active "$unit")."
 }
-while held; do
-  if ! ended; then sleep 0.2; continue; fi
-  sleep 0.1; held || exit 0
-  ended || continue  # the first look met a renewal half written
+resumed() { # killed between the end of the lease and the end of its work
+  read -r owner rest <"$dir/lease.ended" && [ "$owner" = "$token" ] && [ ! -e "$dir/lease" ]
+} 2>/dev/null
+while held || resumed; do
+  if held && ! ended; then sleep 0.2; continue; fi
+  resumed || { sleep 0.1; held || exit 0; ended || continue; }  # the first look met a renewal half written
   if [ "$(decide "$dir" "$token" revert)" = commit ]; then
     until commit "$trial" "$committed"; do sleep 1; held || exit 0; done
-    mv "$dir/lease" "$dir/lease.ended"; systemctl "$scope" daemon-reload
+    resumed || mv "$dir/lease" "$dir/lease.ended"; systemctl "$scope" daemon-reload
     tell "the rollout had been decided as committed when its operator fell silent; committed here"
     exit 0
   fi
-  mv "$dir/lease" "$dir/lease.ended" || exit 0
-  rm -f "$trial" "${committed%/*}/.opsctl-staged"; echo "$token" >"$dir/reverted"
+  resumed || mv "$dir/lease" "$dir/lease.ended" || exit 0
+  go_back "$trial" "$committed"; echo "$token" >"$dir/reverted"
   echo "opsctl: rollout $token was not heard of in time: $unit reverted by the dead-man"
   systemctl "$scope" daemon-reload
   case $(systemctl "$scope" is-active "$unit") in active|activating|reloading) up=1 ;; *) up= ;; esac
@@ -82,7 +96,7 @@ _ARM = FUNCTIONS + (
     '  if [ "$(now)" -lt "${until%% *}" ] || systemctl "$4" is-active --quiet "$5"; then echo "$owner"; exit 6; fi\n'
     "fi 2>/dev/null\n"
     'for wish in commit revert; do printf %s "$wish" >"$1/wish-$wish"; done\n'
-    'echo "$2 $(($(now) + $3))" >"$1/.lease.$$"; mv -f "$1/.lease.$$" "$1/lease"'
+    'rm -f "$1/lease.ended"; echo "$2 $(($(now) + $3))" >"$1/.lease.$$"; mv -f "$1/.lease.$$" "$1/lease"'
 )
 # The dead-man of an earlier lease may still be at its last step, a stop that takes its time.
 _SETTLE = 'i=0; while systemctl "$1" is-active --quiet "$2"; do i=$((i + 1)); [ $i -lt 75 ] || exit 1; sleep 0.2; done'
@@ -97,13 +111,14 @@ _WITHDRAW = FUNCTIONS + (
 )
 
 _LIVES = 'systemctl "$1" is-active --quiet "$2"'
-_DISARM = FUNCTIONS + 'if holds "$1" "$2"; then rm -f "$1/lease" "$1/touched-$2" "$1/page.urls"; fi'
+_DISARM = FUNCTIONS + 'if holds "$1" "$2"; then rm -f "$1/lease.ended" "$1/lease" "$1/touched-$2" "$1/page.urls"; fi'
 _TOUCH = 'if read -r owner rest <"$1/lease"; then : >"$1/touched-$owner"; fi 2>/dev/null'
 _DECIDE = FUNCTIONS + 'mkdir -p "$1"; decide "$@"'
 _COMMIT = FUNCTIONS + 'commit "$@"'
 # No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
 CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
-SCRIPTS = (_ARM, _SETTLE, _RENEW, _PREPARE, _WITHDRAW, _LIVES, _DISARM, _TOUCH, _DECIDE, _COMMIT, CAT)
+_GO_BACK = FUNCTIONS + 'go_back "$@"'
+SCRIPTS = (_ARM, _SETTLE, _RENEW, _PREPARE, _WITHDRAW, _LIVES, _DISARM, _TOUCH, _DECIDE, _COMMIT, _GO_BACK, CAT)
 _CLAIM_S = 30.0  # how long arming itself may take
 
 
@@ -187,6 +202,10 @@ class DeadMan:
 
     def commit(self) -> None:
         self._shell.must(_COMMIT, self._trial, self._committed)
+
+    def go_back(self) -> None:
+        """The trial is gone, with the unit file that came with it."""
+        self._shell.must(_GO_BACK, self._trial, self._committed)
 
 
 def _hundredths(seconds: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from opsctl.service.manager import Override, ServiceError
+from opsctl.service.manager import Override, ServiceError, UnitFile
 
 COMMITTED = "zz-opsctl-50.conf"
 TRIAL = "zz-opsctl-90-trial.conf"
@@ -51,6 +51,8 @@ def render(override: Override) -> str:
     meaning: dict[str, object] = {"argv": list(override.argv), "env": env}
     if override.mounts:
         meaning["mounts"] = dict(sorted(override.mounts.items()))
+    if override.unit:
+        meaning["unit"] = {"name": override.unit.name, "was": override.unit.was}
     lines = [
         "# Written by opsctl, which removes it too: `opsctl rollout status`. Do not edit: an edit stops the next rollout.",
         _MARK + json.dumps(meaning),
@@ -69,7 +71,8 @@ def parse(text: str, where: str) -> Override:
         if line.startswith(_MARK):
             try:
                 found = json.loads(line.removeprefix(_MARK))
-                override = Override(tuple(found["argv"]), found["env"], found.get("mounts", {}))
+                unit = UnitFile(**found["unit"]) if "unit" in found else None
+                override = Override(tuple(found["argv"]), found["env"], found.get("mounts", {}), unit)
             except (ValueError, KeyError, TypeError):
                 break
             if render(override) == text:

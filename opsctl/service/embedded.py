@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from opsctl.service import child, control, definition, log, record
-from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, Unreachable
+from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, UnitSource, Unreachable
 from opsctl.service.supervisor import planned
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +137,12 @@ class EmbeddedService:
             file.flush()
             os.fsync(file.fileno())
         scratch.rename(target)
+
+    def unit_source(self) -> UnitSource:
+        raise ServiceError(f"{self._name}: is run by the embedded supervisor, which has no unit files; change its definition instead")
+
+    def check_unit(self, text: str) -> tuple[tuple[str, ...], str]:
+        return (), "the embedded supervisor has no unit files"
 
     def stop_limit_s(self) -> float:
         return self._service.stop_s

@@ -74,15 +74,38 @@ class Line:
 
 
 @dataclass(frozen=True)
+class UnitFile:
+    """A unit file that came with an override, and the one that it took the place of, by the names that their bytes are
+    kept under (``keep_file``); ``was`` is empty where there was none of the administrator's own."""
+
+    name: str
+    was: str = ""
+
+
+@dataclass(frozen=True)
 class Override:
     """A command line that replaces the one of the service's definition, and variables that are added to it.
 
     ``mounts``: files of the machine that the service sees in the place of others (path as it sees it -> what is there
-    instead), read-only."""
+    instead), read-only. ``unit``: the unit file that belongs to it, None where the unit's own file was left alone."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
+    unit: UnitFile | None = None
+
+
+@dataclass(frozen=True)
+class UnitSource:
+    """What a unit is made of. ``files``: its own file, then its drop-ins in the order in which they apply, path and
+    text of each; ``ours``: those of them that opsctl wrote. ``path``: where a file of the administrator's own lies or
+    would lie, ``own`` its name as ``UnitFile.was`` gives it; ``trial``: what hides it while a rollout decides."""
+
+    files: tuple[tuple[str, str], ...]
+    ours: frozenset[str]
+    path: str
+    own: str
+    trial: str
 
 
 @dataclass(frozen=True)
@@ -100,6 +123,7 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str]  # set by the definition and the overrides; not the inherited environment
     mounts: Mapping[str, str] = field(default_factory=dict)  # by the overrides
+    unit: str = ""  # the unit file that came with the overrides, as ``UnitFile.name``
 
 
 @dataclass(frozen=True)
@@ -166,6 +190,15 @@ class ServiceManager(Protocol):
 
     def trial_path(self) -> str:
         """Where a trial is kept while a rollout decides."""
+        ...
+
+    def unit_source(self) -> UnitSource:
+        """Raises ServiceError where there are no unit files, or where this one cannot be replaced."""
+        ...
+
+    def check_unit(self, text: str) -> tuple[tuple[str, ...], str]:
+        """What its service manager finds wrong with a unit file that would be this service's, one line each, and why
+        it could not be asked (empty: it was)."""
         ...
 
     def keep_file(self, name: str, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -10,7 +11,8 @@ from typing import Protocol
 from monitors.remote import Done, NodeError
 from opsctl.service import dropin, journal
 from opsctl.service.deadman import CAT, DeadMan
-from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, Unreachable
+from opsctl.service.fragment import Fragment
+from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, UnitFile, UnitSource, Unreachable
 
 _PROPERTIES = ",".join(
     ("InvocationID", "NRestarts", "MainPID", "ActiveState", "SubState", "Result", "Type", "StatusText",
@@ -80,8 +82,8 @@ class SystemdService:
     def must(self, script: str, *arguments: str, stdin: bytes = b"") -> str:
         return self._must("sh", "-c", script, "opsctl", *arguments, stdin=stdin)
 
-    def do(self, script: str, *arguments: str) -> Done:
-        return self._do("sh", "-c", script, "opsctl", *arguments)
+    def do(self, script: str, *arguments: str, stdin: bytes = b"") -> Done:
+        return self._do("sh", "-c", script, "opsctl", *arguments, stdin=stdin)
 
     def put(self, folder: str, name: str, data: bytes, *, private: bool = False) -> None:
         """A file written whole: under another name, on the disk, then renamed. ``private``: for its owner's eyes."""
@@ -134,7 +136,8 @@ class SystemdService:
         change = self.read_change()
         in_force = change.trial or change.committed
         argv = tuple(dropin.unescape(word, self.name) for word in start[0][1])
-        return Command(argv, dict(item.split("=", 1) for item in environment), dict(in_force.mounts) if in_force else {})
+        mounts, unit = (dict(in_force.mounts), in_force.unit) if in_force else ({}, None)
+        return Command(argv, dict(item.split("=", 1) for item in environment), mounts, unit.name if unit else "")
 
     def pids(self) -> tuple[int, ...]:
         group = self._show("ControlGroup").get("ControlGroup", "")
@@ -194,8 +197,11 @@ class SystemdService:
     # The change and its dead-man.
 
     def read_change(self) -> Change:
-        committed, trial, _ = self._paths()
-        return Change(self._override(f"{committed}/{dropin.COMMITTED}"), self._override(f"{trial}/{dropin.TRIAL}"))
+        """A committed drop-in whose unit file a power cut kept from its place says so by having none."""
+        committed, trial = (self._override(f"{self._paths()[at]}/{name}") for at, name in ((0, dropin.COMMITTED), (1, dropin.TRIAL)))
+        if committed and committed.unit and self._fragment.is_before(committed.unit):
+            committed = dataclasses.replace(committed, unit=None)
+        return Change(committed, trial)
 
     def _override(self, path: str) -> Override | None:
         text = self.must(CAT, path)
@@ -228,8 +234,13 @@ class SystemdService:
 
     def write_trial(self, override: Override) -> None:
         self._deadman.touch()
+        fresh = override.unit is not None and override.unit != self._committed_unit()
+        if override.unit is not None and fresh:
+            self._fragment.lay(override.unit)
         self.put(self._paths()[1], dropin.TRIAL, dropin.render(override).encode())
         self._systemctl("daemon-reload")
+        if fresh and (read := self._show("FragmentPath").get("FragmentPath", "")) != self._fragment.hidden:
+            raise ServiceError(f"{self.name}: systemd reads {read}, not the trial {self._fragment.hidden}; something hides it")
 
     def prepare_commit(self, lease: Lease) -> None:
         self._deadman.prepare(lease.token)
@@ -242,16 +253,42 @@ class SystemdService:
         return self._deadman.withdraw(lease.token)
 
     def restore(self, override: Override | None) -> None:
-        committed = self._paths()[0]
+        """The drop-in names both unit files for as long as either may lie there: it is written first on the way
+        forward and last on the way back."""
+        committed, now, wanted = self._paths()[0], self._committed_unit(), override.unit if override else None
+        back = bool(now or wanted) and not self._fragment.is_before(wanted)
+        if back:
+            self._fragment.settle(now, wanted)
         if override is None:
             self.must(_REMOVE, f"{committed}/{dropin.COMMITTED}")
         else:
             self.put(committed, dropin.COMMITTED, dropin.render(override).encode())
+        if wanted and not back:
+            self._fragment.settle(now, wanted)
         self.remove_trial()
 
     def remove_trial(self) -> None:
-        self.must(_REMOVE, f"{self._paths()[1]}/{dropin.TRIAL}")
+        self._deadman.go_back()
         self._systemctl("daemon-reload")
+
+    # The unit's own file.
+
+    @property
+    def _fragment(self) -> Fragment:
+        committed, trial, _ = (path.removesuffix(".d") for path in self._paths())
+        folder, _, unit = trial.rpartition("/")
+        return Fragment(self, self._unit, self.node, self._scope, committed, f"{folder}.control/{unit}", f"{self._state()}/kept")
+
+    def _committed_unit(self) -> UnitFile | None:
+        found = self._override(f"{self._paths()[0]}/{dropin.COMMITTED}")
+        return found.unit if found else None
+
+    def unit_source(self) -> UnitSource:
+        found = self._show("FragmentPath,DropInPaths")
+        return self._fragment.source(found.get("FragmentPath", ""), found.get("DropInPaths", "").split())
+
+    def check_unit(self, text: str) -> tuple[tuple[str, ...], str]:
+        return self._fragment.verify(text)
 
     def owed(self) -> tuple[str, ...]:
         text = self.must(_OWED, f"{self._state()}/owed")

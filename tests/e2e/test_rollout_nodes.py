@@ -48,6 +48,37 @@ def test_a_good_change_is_committed_on_both_nodes_whatever_tracebacks_the_journa
     assert fleet.drop_ins() == [[f"/etc/systemd/system/{UNIT}.d/zz-opsctl-50.conf"]] * 2
 
 
+@pytest.mark.slow  # what becomes of the file on a node is in tests/opsctl/test_service_contract.py
+def test_another_unit_file_is_shown_checked_tried_and_taken_back_or_committed(fleet: Fleet) -> None:
+    def files(more: str, flags: str = "") -> list[str]:
+        words = []
+        for at, node in enumerate(fleet.nodes, 1):
+            text = (node.root / "etc/systemd/system" / UNIT).read_text().replace("TimeoutStopSec=5", f"TimeoutStopSec=6\n{more}")
+            (fleet.folder / f"n{at}.service").write_text(text.replace(" serve ", f" serve {flags} ") if flags else text)
+            words += ["--unit-file", f"{UNIT}@n{at}={fleet.folder}/n{at}.service"]
+        return words
+
+    def there() -> list[str]:
+        return [(node.root / "etc/systemd/system" / UNIT).read_text() for node in fleet.nodes]
+
+    before = there()
+    code, answer, _ = fleet.rollout("plan", *files("MemroyMax=3G"))
+    assert code == 2 and "lb.service:7: Unknown key 'MemroyMax'" in answer["errors"][0]["message"]
+    code, answer, err = fleet.apply(*files("OOMScoreAdjust=0", "--fail-at-boot"))
+    assert code == 3, err
+    assert there() == before and fleet.none_runs("--fail-at-boot")
+    code, answer, _ = fleet.rollout("plan", *files("OOMScoreAdjust=7"))
+    assert code == 0 and f"n2:/etc/systemd/system/{UNIT} (at the commit)" in answer["data"]["diff"]
+    assert "-TimeoutStopSec=5\n+TimeoutStopSec=6\n+OOMScoreAdjust=7" in answer["data"]["diff"]
+    code, answer, err = fleet.apply(*files("OOMScoreAdjust=7"))
+    assert code == 0, err
+    assert [text.count("OOMScoreAdjust=7") for text in there()] == [1, 1] and fleet.all_run("serve")
+    pids = [node.run(["systemctl", "show", "-P", "MainPID", UNIT]).out.decode().strip() for node in fleet.nodes]
+    assert [(node.root / f"proc/{pid}/oom_score_adj").read_text() for node, pid in zip(fleet.nodes, pids, strict=True)] == ["7\n"] * 2
+    code, answer, _ = fleet.rollout("status")
+    assert all(service["unit_file"].endswith("-lb.service") for service in answer["data"]["services"])
+
+
 def test_an_unknown_flag_is_refused_by_the_nodes_own_build(fleet: Fleet) -> None:
     code, answer, _ = fleet.apply("--set", "page-sise=32")
     assert code == 2

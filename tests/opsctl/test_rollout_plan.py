@@ -160,3 +160,12 @@ def test_a_change_may_come_from_a_playbook_with_one_rollout_step(make_site: Make
     path.write_text(head + step + "  " + step.replace("name: change", "name: again"))
     ran = site.rollout("plan", "--playbook", str(path))
     assert ran.code == 2 and "one rollout step" in ran.errors[0]["message"]
+
+
+def test_a_unit_file_is_refused_where_there_are_none_and_where_the_file_is_not(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    ran = site.rollout("plan", "--unit-file", str(tmp_path / "none.service"))
+    assert ran.code == 2 and "No such file" in ran.errors[0]["message"]
+    (tmp_path / "x.service").write_text("[Service]\nExecStart=/bin/sleep 1\n")
+    ran = site.rollout("plan", "--unit-file", str(tmp_path / "x.service"))
+    assert ran.code == 2 and "has no unit files; change its definition" in ran.errors[0]["message"]
