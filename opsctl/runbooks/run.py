@@ -145,9 +145,10 @@ class Run:
                           said=said)  # fmt: skip
 
     def _note_bundle(self, said: str) -> None:
-        for word in re.findall(r"/[^\s\"']+", said):
-            if (Path(word) / "manifest.json").is_file():
-                self.values.setdefault("BUNDLE" if self.values.get("BUNDLE", word) == word else "SECOND", word)
+        """The first bundle that a step names is ``BUNDLE``, unless one was given; the newest other one is ``SECOND``."""
+        for word in (word.rstrip(",.;:)") for word in re.findall(r"/[^\s\"']+", said)):
+            if (Path(word) / "manifest.json").is_file() and self.values.setdefault("BUNDLE", word) != word:
+                self.values["SECOND"] = word
 
 
 def _left(step: Step, outcome: str, why: str = "") -> StepRecord:

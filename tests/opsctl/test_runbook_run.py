@@ -16,6 +16,9 @@ import pytest
 
 from opsctl import cli
 from opsctl.approvals import Approvals
+from opsctl.playbooks.process import Ran
+from opsctl.runbooks.document import parse
+from opsctl.runbooks.run import Allowed, Run, RunRecord
 
 FLEET = """[deployment.flash]
 engine = "lastbatch"
@@ -191,3 +194,26 @@ def test_all_that_ship_can_be_run(site: Path) -> None:
     code, answer, _ = opsctl(site, "runbook", "lint")
     assert code == 0, answer["errors"]
     assert len(answer["data"]["files"]) > 18
+
+
+def test_bundles_that_captures_name_fill_the_variables_of_the_steps_behind_them(tmp_path: Path) -> None:
+    """As ``opsctl capture`` says it: the path in a sentence."""
+    text = BOOK.replace("opsctl runbook list --fleet", "opsctl capture --fleet").replace(
+        "opsctl version", 'opsctl bundle diff "$BUNDLE" "$SECOND"'
+    )
+    book = parse(text.format(signal="TERM").replace(" approval=continue", "").replace('"$PID"', "1"), "stopped.md")
+    taken = iter(("first", "second"))
+    ran: list[list[str]] = []
+
+    def execute(argv: list[str], deadline_s: float) -> Ran:
+        ran.append(argv)
+        name = next(taken, "")
+        if name:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "manifest.json").write_text("{}")
+        return Ran(0, f"hang_stopped (confidence 0.90)\nbundle {tmp_path}/{name}, 29 items in 5.8 s\n", 0.1)
+
+    nobody = Allowed(frozenset(), frozenset(), "somebody")
+    Run(book, nobody, execute, lambda record: None, lambda text: None, lambda: "now", {"FLEET": "fleet.toml"}).go(
+        RunRecord("id", "stopped", "flash", "somebody", "now"))  # fmt: skip
+    assert ran[-1][-2:] == [f"{tmp_path}/first", f"{tmp_path}/second"]
