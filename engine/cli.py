@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from engine import config, default_model
+from engine import config, default_model, flags
 
 _USAGE = """usage: lastbatch COMMAND ...
 
@@ -75,9 +75,9 @@ def main(
 
 def _serve(args: Sequence[str], env: Mapping[str, str], out: TextIO, err: TextIO) -> int:
     if "-h" in args or "--help" in args:
-        print(config.parser().format_help(), end="", file=out)
+        print(flags.parser().format_help(), end="", file=out)
         return 0
-    settings = config.parse(args)
+    settings = flags.parse(args)
     from engine.launch.launcher import Launcher
     from engine.launch.preflight import check
 
@@ -97,7 +97,7 @@ def _config(args: Sequence[str], env: Mapping[str, str], out: TextIO, err: TextI
         asked = parser.parse_args(list(mine))
     except (argparse.ArgumentError, SystemExit):
         raise config.ConfigError("usage: lastbatch config [--json] [--check] -- ARGS of serve") from None
-    settings = config.parse(rest)
+    settings = flags.parse(rest)
     if asked.check:
         from engine.launch.preflight import check, check_texts
 

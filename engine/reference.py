@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine import blackbox, config, environment, faults
+from engine import blackbox, environment, faults
+from engine.flags import options
 from engine.server.app import HEALTH_ROUTES, ROUTES
 from engine.server.metrics import METRICS, STATES
 from engine.server.protocol import WITHOUT_EFFECT
@@ -42,7 +43,7 @@ EXIT_CODES = (
 
 def flags() -> Table:
     rows = []
-    for option in config.options():
+    for option in options():
         names = ", ".join(_code(name) for name in (option.flag, *option.aliases))
         choices = f" One of {', '.join(_code(choice) for choice in option.choices)}." if option.choices else ""
         repeat = " May be given more than once." if option.repeat else ""

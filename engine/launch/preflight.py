@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from engine import default_model, faults
-from engine.config import ConfigError, Settings, fit_model
+from engine.config import ConfigError, Settings
+from engine.flags import fit_model
 from engine.model.hf_config import ModelConfig, ModelConfigError, read_config
 from engine.parallel.secret import GroupSecret
 from engine.server.sampling_defaults import read_defaults

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine import config
+from engine import flags
 from monitors import fleet
 from opsctl import commandline
 from opsctl.playbooks.schema import Need, Playbook
@@ -32,4 +32,4 @@ def _why_not(need: Need, deployment: fleet.Deployment | None) -> str:
 
 
 def _flags() -> set[str]:
-    return {name for option in config.options() for name in (option.flag, *option.aliases)}
+    return {name for option in flags.options() for name in (option.flag, *option.aliases)}

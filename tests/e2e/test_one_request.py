@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.config import parse
+from engine.flags import parse
 from engine.launch.relay import Hub
 from tests.e2e.serving import Served, serving, wait_for
 from tests.ports import free_port

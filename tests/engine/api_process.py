@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from engine import blackbox, config
+from engine.flags import parse
 from engine.messages import Ready
 from engine.text.tokenizer import Tokenizer
 from tests.engine.scripted_scheduler import ScriptedScheduler, ready
@@ -65,7 +66,7 @@ def api_process(folder: Path, *flags: str, env: Mapping[str, str] | None = None,
         (model / "generation_config.json").write_text(json.dumps(generation))
     run = folder / "run"
     run.mkdir()
-    settings = config.parse(["--model", str(model), "--port", "0", "--run-dir", str(run), "--served-model-name", "tiny", *flags])
+    settings = parse(["--model", str(model), "--port", "0", "--run-dir", str(run), "--served-model-name", "tiny", *flags])
     if box:
         write_box(run, 0, settings)
     log_path = folder / "api.log"

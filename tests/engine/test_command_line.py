@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import cli, config
+from engine import cli, flags
 from engine.unknown_flags import ELSEWHERE
 from tests.tiny_models import tiny_model
 
@@ -120,7 +120,7 @@ def test_texts_are_read_by_the_check(model: Path, tmp_path: Path) -> None:
 
 
 def test_no_flag_is_said_to_be_missing_that_is_there() -> None:
-    there = {name for option in config.options() for name in (option.flag, *option.aliases)}
+    there = {name for option in flags.options() for name in (option.flag, *option.aliases)}
     assert not there & ELSEWHERE.keys()
     named = {word.rstrip(",;") for hint in ELSEWHERE.values() for word in hint.split() if word.startswith("--")}
     assert named <= there

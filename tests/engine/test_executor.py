@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from engine.blackbox import BlackBox, EventKind, Header, read, request_hash
-from engine.config import Settings, parse
+from engine.config import Settings
 from engine.exec.device import open_device
 from engine.exec.executor import Executor
 from engine.exec.kv import KVPool
+from engine.flags import parse
 from engine.grammar.backends import open_backend
 from engine.messages import Generate, Grammar, Outputs, Refused, Sampling
 from engine.model.registry import load_model

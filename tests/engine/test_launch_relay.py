@@ -11,7 +11,8 @@ import msgspec
 import pytest
 import zmq
 
-from engine.config import ConfigError, Settings, parse
+from engine.config import ConfigError, Settings
+from engine.flags import parse
 from engine.launch.relay import Hub, PeerEnd, Report, Spoke
 from engine.messages import RankInfo
 from engine.parallel.secret import GroupSecret

@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_flag_metric_counter_and_fault_is_on_the_page() -> None:
-    from engine import blackbox, config, faults
+    from engine import blackbox, faults, flags
     from engine.server.metrics import METRICS
 
     page = reference.page()
-    names = [option.flag for option in config.options()]
+    names = [option.flag for option in flags.options()]
     names += [metric.name for metric in METRICS] + list(blackbox.COUNTERS) + list(faults.KINDS)
     assert [name for name in names if f"`{name}`" not in page] == []
 

@@ -14,7 +14,7 @@ from engine.blackbox import BatchKind, BlackBox, Header
 from engine.cache.memory import KVMemory
 from engine.cache.pages import PagePool
 from engine.cache.prefix import PrefixCache
-from engine.config import parse
+from engine.flags import parse
 from engine.messages import Abort, Generate, Grammar, Outputs, Refused, Sampling, Tokens
 from engine.scheduler.batching import Queues
 from engine.scheduler.batchlog import BatchLog

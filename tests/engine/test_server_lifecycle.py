@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from engine import config
+from engine.flags import parse
 from engine.server.listener import listen
 from tests.engine.api_process import Api, api_process, write_box
 from tests.engine.scripted_scheduler import ready
@@ -139,7 +139,7 @@ def test_an_idle_process_goes_at_once(tmp_path: Path) -> None:
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="lb-") as sockets:
-        settings = config.parse(["--model", str(_model(tmp_path)), "--port", "0", "--run-dir", str(tmp_path)])
+        settings = parse(["--model", str(_model(tmp_path)), "--port", "0", "--run-dir", str(tmp_path)])
         program = textwrap.dedent("""
             import os, subprocess, sys
             reader, writer = os.pipe()
@@ -171,7 +171,7 @@ def test_a_setting_that_cannot_be_used_ends_it_with_2_and_the_reason(
 ) -> None:
     key = tmp_path / "key"
     key.write_text("\n")
-    settings = config.parse(["--model", str(_model(tmp_path)), "--port", "0", *[str(key) if flag == "KEY" else flag for flag in flags]])
+    settings = parse(["--model", str(_model(tmp_path)), "--port", "0", *[str(key) if flag == "KEY" else flag for flag in flags]])
     made = {**os.environ, "LASTBATCH_SETTINGS": settings.to_json(), "LASTBATCH_SOCKETS": str(tmp_path), **env}
     ended = subprocess.run([sys.executable, "-m", "engine.server.main"], env=made, capture_output=True, text=True, timeout=20)
     assert ended.returncode == 2
@@ -182,7 +182,7 @@ def test_a_setting_that_cannot_be_used_ends_it_with_2_and_the_reason(
 def test_a_port_in_use_is_said_to_be(tmp_path: Path) -> None:
     with api_process(tmp_path) as api:
         port = api.url.rpartition(":")[2]
-        settings = config.parse(["--model", api.settings.model.path, "--port", port])
+        settings = parse(["--model", api.settings.model.path, "--port", port])
         made = {**os.environ, "LASTBATCH_SETTINGS": settings.to_json(), "LASTBATCH_SOCKETS": str(tmp_path)}
         ended = subprocess.run([sys.executable, "-m", "engine.server.main"], env=made, capture_output=True, text=True, timeout=20)
         assert ended.returncode == 1

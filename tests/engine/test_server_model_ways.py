@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import ConfigError, parse
+from engine.config import ConfigError
+from engine.flags import parse
 from engine.server.sampling_defaults import SamplingDefaults, read_defaults
 from tests.engine.api_process import api_process
 

@@ -44,7 +44,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from engine import blackbox, config
+from engine import blackbox, config, flags
 
 GRAMMAR_OFF = (
     "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported "
@@ -71,7 +71,7 @@ def troubles(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--poison", default="")
     parser.add_argument("--dies-of", default="")
     if any(word.startswith("--help") for word in args):
-        print(parser.format_help(), *(option.flag for option in config.options()), sep="\n")
+        print(parser.format_help(), *(option.flag for option in flags.options()), sep="\n")
         sys.exit(0)
     return parser.parse_known_args(args)
 
@@ -237,7 +237,7 @@ def write_boxes(settings: config.Settings, trouble: argparse.Namespace) -> None:
 
 def serve(args: list[str]) -> int:
     trouble, rest = troubles(args)
-    settings = config.parse(rest)
+    settings = flags.parse(rest)
     print(f"boot of {INVOCATION}", flush=True)
     if trouble.poison:
         Path(trouble.poison).touch()
@@ -265,7 +265,7 @@ def main() -> int:
         return serve(args)
     _, rest = troubles(args[args.index("--") + 1 :])
     try:
-        settings = config.parse(rest)
+        settings = flags.parse(rest)
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
