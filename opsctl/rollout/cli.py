@@ -11,6 +11,7 @@ import typer
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
+from opsctl.library import Shelf
 from opsctl.rollout import boots, plantext, survey
 from opsctl.rollout.desk import Desk
 from opsctl.rollout.options import Options, changing
@@ -37,6 +38,10 @@ def _desk(session: Session, path: str, deployment: str, lock_wait_s: float = 0.0
     return Desk(fleet.load(path), deployment, session.env, Waiter(talk=session.talk), lock_wait_s=lock_wait_s)
 
 
+def _shelf(session: Session, fleet_path: str) -> Shelf:
+    return Shelf.of("playbooks", ".yaml", session.env, fleet_path)
+
+
 def _plan_text(made: Plan, desk: Desk) -> str:
     return plantext.text(made, survey.told(made, desk.survey.unagreed(made)), boots.read(desk.folder))
 
@@ -57,7 +62,7 @@ def plan(context: typer.Context, *, fleet_path: str = FLEET, deployment: str = D
     """Show what a change would do, for every service: arguments, files, order, deadlines, revert target. Touches nothing."""
     session: Session = context.obj
     with _desk(session, fleet_path, deployment) as desk:
-        made = desk.plan(options.wish(desk.deployment.caller, attended=False))
+        made = desk.plan(options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=False))
         session.show(Answer("rollout plan", _plan_data(made), _plan_text(made, desk)), as_json=as_json)
 
 
@@ -74,7 +79,7 @@ def apply(
     """
     session: Session = context.obj
     with _desk(session, fleet_path, deployment, lock_wait) as desk:
-        wish = options.wish(desk.deployment.caller, attended=attended or session.attended)
+        wish = options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=attended or session.attended)
         if dry_run:
             made = desk.plan(wish)
             session.show(Answer("rollout apply", _plan_data(made), _plan_text(made, desk)), as_json=as_json)

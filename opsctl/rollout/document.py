@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from opsctl.library import NotFound, Shelf
 from opsctl.rollout import flags
 
 
@@ -17,14 +17,18 @@ class Change:
     incident: bool
 
 
-def change(path: str) -> Change:
-    """The one rollout step of a playbook's method; ``opsctl playbook run`` carries out all of it, with its probes.
+def change(name: str, shelf: Shelf) -> Change:
+    """The one rollout step of a playbook's method, by the playbook's name or its file; ``opsctl playbook run`` carries
+    out all of it, with its probes.
 
-    Raises PlaybookError for a file that cannot be used, EditError when it has not exactly one such step."""
+    Raises PlaybookError for a file that cannot be used, EditError when there is none or it has not exactly one such step."""
     from opsctl.playbooks import lint  # playbooks stand on this package
 
-    found = lint.read(Path(path)).playbook
+    try:
+        found = lint.read(shelf.find(name)).playbook
+    except NotFound as error:
+        raise flags.EditError(f"--playbook {name}: {error} (opsctl playbook list)") from error
     steps = [step.rollout for step in found.method if step.rollout is not None]
     if len(steps) != 1:
-        raise flags.EditError(f"--playbook {path}: has {len(steps)} rollout steps in its method; run it whole: opsctl playbook run {path}")
+        raise flags.EditError(f"--playbook {name}: has {len(steps)} rollout steps in its method; run it whole: opsctl playbook run {name}")
     return Change(found.name, steps[0].edits(), steps[0].env, steps[0].incident)

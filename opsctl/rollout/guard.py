@@ -36,11 +36,12 @@ _OTHERS_EVERY_S = 1.0
 
 
 class Turn(Exception):
-    """The way forward is closed. ``hold``: not because something failed, but because it cannot be told."""
+    """The way forward is closed. ``hold``: not because something failed, but because it cannot be told. ``of``: the
+    service whose end it was, where it was one."""
 
-    def __init__(self, why: str, *, hold: bool = False) -> None:
+    def __init__(self, why: str, *, hold: bool = False, of: str = "") -> None:
         super().__init__(why)
-        self.hold = hold
+        self.hold, self.of = hold, of
 
 
 class LockedOut(Exception):
@@ -138,13 +139,33 @@ class Guard:
                 name = group.managers[0].name
                 which = "" if number == 0 else f"{name}: "
                 under_way = first not in (State.armed, State.applied, State.restarted) and not self._changed_since(name, proven)
-                self._group(group, which, adopt=name in proven or under_way, soaked=name in proven)
+                adopt, soaked = name in proven or under_way, name in proven
+                while not self._proven(group, number, which, adopt=adopt, soaked=soaked):
+                    adopt = soaked = False
                 self._changed += group.managers
             return self._commit()
         except LeaseLost as error:
             raise Turn(f"the lease was lost: {error}") from error
         except (Crash, ServiceError, OSError, flags.EditError) as error:
             raise Turn(f"{type(error).__name__}: {error}") from error
+
+    def _proven(self, group: Target, number: int, which: str, *, adopt: bool, soaked: bool) -> bool:
+        """Whether a replica was changed and proven. One after the canary may fail as often as the plan's budget says, over
+        all of them, and is started once more each time. Raises Turn when it may not."""
+        try:
+            self._group(group, which, adopt=adopt, soaked=soaked)
+        except Turn as turn:
+            self._spend(group, number, turn)
+            return False
+        return True
+
+    def _spend(self, group: Target, number: int, turn: Turn) -> None:
+        name, spent = group.managers[0].name, sum(entry.event == "failed" for entry in self.course.journal.entries)
+        its_own = turn.of in ("", *(manager.name for manager in group.managers))
+        if number == 0 or turn.hold or not its_own or spent >= self._plan.failure_budget:
+            raise turn
+        self.course.write(State.restarted, "failed", group=name, why=str(turn))
+        self.course.talk(f"{name} failed ({turn}); {spent + 1} of {self._plan.failure_budget} such failures: starting it once more")
 
     def _arm(self, first: State) -> None:
         try:
@@ -221,7 +242,8 @@ class Guard:
         if check.outcome is Outcome.passed:
             return
         self.course.mark("failure known")
-        raise Turn(f"{check.name}: {check.evidence}", hold=check.outcome in (Outcome.inconclusive, Outcome.error))
+        of = str(check.data.get("service", ""))
+        raise Turn(f"{check.name}: {check.evidence}", hold=check.outcome in (Outcome.inconclusive, Outcome.error), of=of)
 
     def _watch_others(self) -> None:
         """Groups that were changed and proven before the present one must stay up. Raises Crash."""

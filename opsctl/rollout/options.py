@@ -14,6 +14,7 @@ import typer
 
 from monitors.fleet import Caller
 from opsctl.callers import agreed
+from opsctl.library import Shelf
 from opsctl.rollout import document, flags, wish
 from opsctl.rollout.deadlines import Asked
 from opsctl.rollout.wish import Wish
@@ -41,14 +42,16 @@ class Options:
     unit_file: Annotated[_List, typer.Option("--unit-file", metavar="[UNIT=]FILE", help="Another systemd unit file, for every service or "
                                              "for UNIT. It hides the present one in /run until the commit puts it in /etc. "
                                              "Repeatable.")]  # fmt: skip
-    playbook: Annotated[str, typer.Option("--playbook", metavar="FILE", help="The change that a playbook's rollout step describes; what "
-                                          "is given beside it comes after it.")]  # fmt: skip
+    playbook: Annotated[str, typer.Option("--playbook", metavar="NAME", help="The change that a playbook's rollout step describes, by name "
+                                          "(opsctl playbook list) or file; what is given beside it comes after it.")]  # fmt: skip
     boot: Annotated[float | None, typer.Option("--boot-deadline-s", help="A start that is not ready by then has failed. [default: from "
                                                "recorded boots, at most the fleet file's boot_deadline_s]")]  # fmt: skip
     stable: Annotated[float | None, typer.Option("--stable-s", help="How long it must hold before the commit. [default: the fleet file's]")]
     lease: Annotated[float, typer.Option("--lease-s", help="Each node reverts by itself when this command is silent for so long.")]
     hold: Annotated[float | None, typer.Option("--hold-s", help="How long a held rollout waits for resume or abort. [default: the fleet "
                                                "file's, 3600]")]  # fmt: skip
+    budget: Annotated[int, typer.Option("--failure-budget", metavar="N", help="Of several replicas so many may fail their proof and are "
+                                        "started once more; one more, or the first replica, and everything reverts.")]  # fmt: skip
     incident: Annotated[bool, typer.Option("--incident", help="The server is down or wedged: go by the recorded baseline instead of a live "
                                            "one.")]  # fmt: skip
     allow_red: Annotated[bool, typer.Option("--allow-red", help="Go on although what runs now fails its proof.")]
@@ -63,23 +66,23 @@ class Options:
                          "above this fails. Off unless given here or in the fleet file: it is a load beside live traffic, takes minutes, "
                          "and says nothing on a machine that is busy with others.")]  # fmt: skip
 
-    def wish(self, callers: Sequence[Caller], *, attended: bool) -> Wish:
-        """Raises BadParameter with the option that cannot be used."""
+    def wish(self, callers: Sequence[Caller], shelf: Shelf, *, attended: bool) -> Wish:
+        """``shelf``: where playbooks are looked for. Raises BadParameter with the option that cannot be used."""
         try:
-            told = document.change(self.playbook) if self.playbook else document.Change("", (), {}, False)
+            told = document.change(self.playbook, shelf) if self.playbook else document.Change("", (), {}, False)
             env = {**told.env, **dict(flags.parse_env(text) for text in self.env)}
             return Wish(
                 (*told.edits, *wish.edits_of(self.set_, self.unset)), env, wish.overlays_of(self.overlay),
                 tuple(self.remove_overlay), self.image, self.package, self.model, Asked(self.boot, self.stable, self.lease, self.hold),
                 self.incident or told.incident, self.allow_red, self.no_revert_target, attended,
                 self.reason or (f"playbook {told.name}" if told.name else ""),
-                agreed.parse(self.expect, self.review, callers), self.allowance, wish.unit_files_of(self.unit_file),
+                agreed.parse(self.expect, self.review, callers), self.allowance, wish.unit_files_of(self.unit_file), self.budget,
             )  # fmt: skip
         except (flags.EditError, agreed.AgreedError) as error:
             raise typer.BadParameter(str(error)) from error
 
 
-_DEFAULTS: dict[str, Any] = {"boot": None, "stable": None, "lease": 60.0, "hold": None, "allowance": None}
+_DEFAULTS: dict[str, Any] = {"boot": None, "stable": None, "lease": 60.0, "hold": None, "allowance": None, "budget": 0}
 _EMPTY: dict[Any, Any] = {_List: [], str: "", bool: False}
 
 

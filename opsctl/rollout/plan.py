@@ -78,7 +78,8 @@ class RevertTarget(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """``digest_*``: the configuration digests that the engine itself predicts; empty where it cannot. ``groups``: the
     services of each replica, in the order in which they are changed. ``notes``: what could not be checked. ``agreed`` and
-    ``foreseen``: of callers, see ``survey.py``; ``allowance_pct``: the loss of speed that is allowed, None: not measured."""
+    ``foreseen``: of callers, see ``survey.py``; ``allowance_pct``: the loss of speed that is allowed, None: not measured;
+    ``failure_budget``: how often a replica after the first may fail and is started once more."""
 
     deployment: str
     edits: tuple[str, ...]
@@ -96,6 +97,7 @@ class Plan(msgspec.Struct, frozen=True):
     agreed: dict[str, Agreed] = {}
     foreseen: tuple[Foreseen, ...] = ()
     allowance_pct: float | None = None
+    failure_budget: int = 0
 
     @property
     def digest(self) -> str:
@@ -164,7 +166,8 @@ def make(
                 buildhelp.refuse_unknown(managers[0], services[0].after.argv, wish.edits)
             raise
     return Plan(deployment, wish.words(), tuple(services), before_digest, after_digest, times, wish.reason, wish.incident,
-                dict(times_from or {}), groups, revert, wish.overlays, (*notes, *(n for s in services for n in s.notes)))  # fmt: skip
+                dict(times_from or {}), groups, revert, wish.overlays, (*notes, *(n for s in services for n in s.notes)),
+                failure_budget=wish.failure_budget)  # fmt: skip
 
 
 def _service(manager: ServiceManager, wish: Wish) -> ServicePlan:

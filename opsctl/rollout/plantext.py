@@ -39,6 +39,10 @@ def _order(made: Plan, boot: Boot | None) -> list[str]:
     lines = [f"order           {len(groups)} replicas, one at a time; each: {took}"]
     for number, names in enumerate(groups, 1):
         lines.append(f"  {number}. {', '.join(names)}{'  (the canary: no failure is allowed)' if number == 1 else ''}")
+    if made.failure_budget:
+        lines.append(
+            f"  a later one that fails its proof is started once more, {made.failure_budget} times in all; then everything reverts"
+        )
     return lines
 
 

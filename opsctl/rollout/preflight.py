@@ -28,6 +28,11 @@ def of_services(target: Target) -> list[str]:
 def of_change(target: Target, wish: Wish, made: Plan) -> list[str]:
     """Why this change cannot be right. Raises ServiceError for a machine that cannot be asked."""
     problems = []
+    if wish.failure_budget < 0 or (wish.failure_budget and len(target.groups) == 1):
+        problems.append(
+            f"--failure-budget {wish.failure_budget}: {target.name} has {len(target.groups)} replica(s), and the first may never fail; "
+            "give a number of at least 0, and more than 0 only where the fleet file has several (replica = ...)"
+        )
     ports = {group.port for group in target.groups}
     for edit in wish.edits:
         if edit.flag == "port" and not edit.unset and edit.value != (str(target.port) if len(ports) == 1 else None):

@@ -15,7 +15,8 @@ from opsctl.rollout.unitfile import UnitWish
 @dataclass(frozen=True)
 class Wish:
     """``uncover``: targets whose overlay is taken away. ``allow_red``: go on although the baseline is not green;
-    ``no_revert_target``: although no verified configuration is known to go back to."""
+    ``no_revert_target``: although no verified configuration is known to go back to. ``failure_budget``: how often a replica
+    after the first may fail its proof and is started once more."""
 
     edits: tuple[flags.Edit, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Wish:
     agreed: Mapping[str, Agreed] = field(default_factory=dict)
     allowance_pct: float | None = None
     unit_files: tuple[UnitWish, ...] = ()
+    failure_budget: int = 0
 
     def words(self) -> tuple[str, ...]:
         """The change as it is given on the command line."""

@@ -22,6 +22,7 @@
     --no-box N           rank N keeps no black box
     --poison PATH        it creates PATH and dies at boot
     --dies-of PATH       it dies at boot when PATH exists
+    --fails-once NAME    it dies at boot when NAME is in its run folder, and takes it away
 
 ``config --json -- ARGS`` prints the digest of the arguments. With ``--nnodes 2 --node-rank 1`` it is the second node of
 a group: no HTTP, only its ranks' black boxes.
@@ -69,6 +70,7 @@ def troubles(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--speaks", default="lastbatch")
     parser.add_argument("--hides", default="")
     parser.add_argument("--poison", default="")
+    parser.add_argument("--fails-once", default="")
     parser.add_argument("--dies-of", default="")
     if any(word.startswith("--help") for word in args):
         print(parser.format_help(), *(option.flag for option in flags.options()), sep="\n")
@@ -241,6 +243,10 @@ def serve(args: list[str]) -> int:
     print(f"boot of {INVOCATION}", flush=True)
     if trouble.poison:
         Path(trouble.poison).touch()
+    once = Path(os.environ.get("RUNTIME_DIRECTORY", ".")) / trouble.fails_once
+    if trouble.fails_once and once.exists():
+        once.unlink()
+        raise RuntimeError("not this time")
     if trouble.fail_at_boot or trouble.poison or (trouble.dies_of and Path(trouble.dies_of).exists()):
         raise RuntimeError("the weights do not fit")
     if trouble.speaks == "lastbatch":

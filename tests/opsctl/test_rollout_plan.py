@@ -160,6 +160,12 @@ def test_a_change_may_come_from_a_playbook_with_one_rollout_step(make_site: Make
     path.write_text(head + step + "  " + step.replace("name: change", "name: again"))
     ran = site.rollout("plan", "--playbook", str(path))
     assert ran.code == 2 and "one rollout step" in ran.errors[0]["message"]
+    ran = site.rollout("plan", "--playbook", "disable-overlap")  # one that ships, by its name
+    assert ran.code == 0 and "disable-overlap-schedule" in ran.data["diff"], ran.out
+    ran = site.rollout("plan", "--playbook", "disable-overlaps")
+    assert ran.code == 2 and 'did you mean "disable-overlap"?' in ran.errors[0]["message"]
+    ran = site.rollout("plan", "--set", "page-size=32", "--failure-budget", "1")
+    assert ran.code == 2 and "has 1 replica(s)" in ran.errors[0]["message"]
 
 
 def test_a_unit_file_is_refused_where_there_are_none_and_where_the_file_is_not(make_site: MakeSite, tmp_path: Path) -> None:
