@@ -20,6 +20,7 @@ from opsctl.pid import started
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.server import Deployed
 from opsctl.rollout import target
+from opsctl.staging.site import end_all
 
 _TRY_S = 60.0
 
@@ -71,9 +72,7 @@ def main(args: list[str]) -> int:
         os.kill(int(monitor), signal.SIGTERM)
     why = lift(fleet_path, deployment, os.environ, 5.0 if what == "end" else _TRY_S)
     if what == "end":
-        for service in target.of(fleet.load(fleet_path).one(deployment), fleet_path, os.environ).managers:
-            service.end()  # type: ignore[attr-defined]
-        return 0
+        return 0 if end_all(target.of(fleet.load(fleet_path).one(deployment), fleet_path, os.environ).managers) else 1
     return 1 if why else 0
 
 

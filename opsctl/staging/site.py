@@ -21,6 +21,7 @@ import httpx
 
 from monitors import fleet
 from opsctl.rollout import target
+from opsctl.service.manager import ServiceError
 from opsctl.staging.command import envelope
 from opsctl.staging.pager import Pager
 from opsctl.staging.waiting import StageError, wait_for
@@ -28,7 +29,7 @@ from opsctl.staging.watcher import Watcher
 
 DEPLOYMENT = "flash"
 _ENGINE = (sys.executable, "-m", "engine.cli", "serve")
-_END_S = 60.0
+_END_S = 240.0  # a lease of 60 s, and a boot behind it
 _FLEET = """# Written by `opsctl {what}`: one deployment of its own on this machine.
 [deployment.{name}]
 engine = "lastbatch"
@@ -162,15 +163,23 @@ def site(layout: Layout, env: Mapping[str, str], on_page: Callable[[str], None],
     try:
         yield made
     finally:
-        services = made.services()
-        for service in services:
-            with contextlib.suppress(Exception):
-                service.end()
-        until = time.monotonic() + _END_S
-        while not all(service.ended for service in services) and time.monotonic() < until:
-            time.sleep(0.1)
+        end_all(made.services())
         made.close()
         pager.close()
+
+
+def end_all(services: Sequence[Any], deadline_s: float = _END_S) -> bool:
+    """End embedded services, and ask again while one is held by a rollout that was cut off: it lets go when its lease is over,
+    or when what it reverts to is up. False when one is left at the deadline."""
+    until = time.monotonic() + deadline_s
+    while left := [service for service in services if not service.ended]:
+        if time.monotonic() > until:
+            return False
+        for service in left:
+            with contextlib.suppress(ServiceError, OSError):
+                service.end()
+        time.sleep(0.2)
+    return True
 
 
 def _free_ports(count: int) -> int:

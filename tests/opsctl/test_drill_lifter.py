@@ -14,6 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from opsctl.service.embedded import EmbeddedService
+from opsctl.service.manager import Lease, Locked
+from opsctl.staging.site import end_all
+
+STEADY = Path(__file__).parent / "steady.py"
 HOLDER = """
 import os, sys, time
 from opsctl.drill.lifter import guarded
@@ -98,3 +105,17 @@ def test_an_opsctl_that_ends_in_order_lifts_for_itself_and_its_guard_does_nothin
         opsctl.stdin.close()
         assert opsctl.wait(20) == 0
         assert admin.armed and monitor.poll() is None
+
+
+def test_a_service_that_a_cut_off_rollout_holds_is_ended_when_its_lease_is_over(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    (tmp_path / "s.toml").write_text(f"argv = {json.dumps([sys.executable, str(STEADY), 'serve'])}\nstop_s = 1\n")
+    service = EmbeddedService(tmp_path, "s", env)
+    service.begin_start()
+    try:
+        service.arm(Lease("t", 0.6))
+        with pytest.raises(Locked):
+            service.end()
+    finally:
+        assert end_all([service], 20)
+    assert service.ended
