@@ -58,6 +58,9 @@ class Node(_Table):
     api: str = ""  # the group's own API where there are several; empty: the deployment's
     python: str = ""  # interpreter for the collector; empty: this one here, python3 elsewhere
     py_spy: str = ""  # empty: beside the interpreter, else on PATH
+    drain: tuple[str, ...] = ()  # a command there that takes its group out of the router and returns when no request is left
+    undrain: tuple[str, ...] = ()  # and one that puts it back; both may be run twice
+    drain_s: float = Field(default=60.0, gt=0)  # what either may take
     service: tuple[Service, ...] = ()
 
 
@@ -248,6 +251,9 @@ def _contradictions(deployment: Deployment) -> list[str]:
         if node.name in nodes:
             found.append(f'{at}.node[{i}].name: "{node.name}" is also the name of node[{nodes[node.name]}]')
         nodes[node.name] = i
+        if bool(node.drain) != bool(node.undrain):
+            has, lacks = ("drain", "undrain") if node.drain else ("undrain", "drain")
+            found.append(f"{at}.node[{i}].{has}: without {lacks}; what is taken out of a router must be put back, so give both")
         api = apis.setdefault(node.replica, node.api)
         if node.api != api:
             found.append(f'{at}.node[{i}].api: "{node.api}", but replica "{node.replica}" has "{api}" above; a group has one')

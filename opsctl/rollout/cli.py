@@ -24,6 +24,8 @@ app = typer.Typer(
     no_args_is_help=True, help="Change a deployment's flags under guard: proven by real completions, else reverted by itself."
 )
 
+_PUT_BACK_S = 40.0  # the supervisor ends this command after a minute
+
 FLEET = typer.Option("fleet.toml", "--fleet", help="The fleet file.")
 DEPLOYMENT = typer.Option("", "--deployment", help="Which deployment. [default: the only one]")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
@@ -155,6 +157,7 @@ def status(context: typer.Context, fleet_path: str = FLEET, deployment: str = DE
     lines.append(
         f"revert target: {known['digest'][:12] or 'recorded'}, verified {known['at_utc']}" if known else "no verified configuration"
     )
+    lines += data["out_of_router"].splitlines()
     lines += [f"page owed: {text}" for text in data["owed"]]
     session.show(Answer("rollout status", data, "\n".join(lines)), as_json=as_json)
 
@@ -195,6 +198,11 @@ def deadman_page(context: typer.Context, fleet_path: str = FLEET, deployment: st
     else:
         title = f"{deployment}: rollout reverted by the dead-man"
         body = "Its operator fell silent, so the services went back to the last committed configuration. Prove it: opsctl rollout resume"
-    page = UrlPager(found.page.urls, owed=fleet.state_root(session.env) / "owed").page(title, body, rollout)
+    pager = UrlPager(found.page.urls, owed=fleet.state_root(session.env) / "owed")
+    page = pager.page(title, body, rollout)
+    with _desk(session, fleet_path, deployment) as desk:
+        left = desk.put_back(rollout, _PUT_BACK_S)
+    if left:
+        page = pager.page(f"{deployment}: out of its router", left, rollout)
     code = ExitCode.DONE if page.sent else ExitCode.INTERNAL
     session.show(Answer("rollout deadman-page", {"page_sent": page.sent, "reason": page.reason}, exit_code=code), as_json=False)

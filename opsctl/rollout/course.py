@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from opsctl.rollout import boots
 from opsctl.rollout.boots import Boot
 from opsctl.rollout.checks import Check
+from opsctl.rollout.drain import Drains
 from opsctl.rollout.journal import Journal, State
 from opsctl.rollout.keeper import Keeper
 from opsctl.rollout.plan import Plan
@@ -54,6 +55,7 @@ class Course:
     plan: Plan = field(init=False)
     keeper: Keeper = field(init=False)
     expected: Expectation = field(init=False)
+    drains: Drains = field(init=False)
 
     def __post_init__(self) -> None:
         self.plan = self.journal.plan
@@ -62,6 +64,7 @@ class Course:
         self.waiter = Waiter(
             self.waiter.talk, self.keeper.renew, self.waiter.clock, self.waiter.poll_s, self.waiter.say_every_s, self._status
         )
+        self.drains = Drains(self.plan.drains, self.target.managers, self.journal, self.waiter)
         known: list[str] = next((e.data["known_exceptions"] for e in self.journal.entries if "known_exceptions" in e.data), [])
         self.expected = Expectation(self.plan.digest_after, {s.name: s.after for s in self.plan.services}, frozenset(known))
 
@@ -78,8 +81,15 @@ class Course:
         return "; ".join(said)
 
     def cycle(self, group: Target, which: str, *, strict: bool) -> None:
-        """Stop a whole group, then start it, and freeze its starts. ``strict``: a port that somebody else holds is an
-        error; else it is told, and the start is tried all the same. Raises Deadline, PortHeld and service errors."""
+        """Stop a whole group, then start it, and freeze its starts. ``strict``: a port that somebody else holds and a router
+        that does not let the group go are errors; else they are told, and the start is tried all the same. Raises
+        Deadline, PortHeld and service errors."""
+        try:
+            self.drains.out(group)
+        except (ServiceError, OSError) as error:
+            if strict:
+                raise
+            self.talk(f"not drained: {error}")
         self.mark(f"{which}group stopping")
         self.talk(f"stopping {', '.join(m.name for m in group.managers)} (it may drain for {self.plan.times.stop_s:g} s)")
         wait.stop(group.managers, self.waiter, self.plan.times.stop_s)
@@ -135,6 +145,7 @@ class Course:
 
     def tell(self, what: str, body: str) -> None:
         title = f"{self.target.name}: rollout {what}"
+        body += f"\n{self.drains.left}" if self.drains.left else ""
         self.page = self.pager.page(title, f"{body}\nrollout {self.journal.id}: {' '.join(self.plan.edits)}", self.journal.id)
         self.talk("paged" if self.page.sent else f"no page went out: {self.page.reason}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -18,6 +20,7 @@ from opsctl.rollout import boots, deadlines, flags, history, journal, lock, oper
 from opsctl.rollout.baseline import Baseline
 from opsctl.rollout.checks import Check
 from opsctl.rollout.course import Course, Pager
+from opsctl.rollout.drain import Drains
 from opsctl.rollout.guard import Guard, known_exceptions
 from opsctl.rollout.journal import Journal, State
 from opsctl.rollout.pager import UrlPager
@@ -31,6 +34,7 @@ from opsctl.rollout.verified import Verified
 from opsctl.rollout.wish import Wish
 from opsctl.service.embedded import EmbeddedService
 from opsctl.service.manager import Lease, Override, ServiceError, ServiceManager, Unreachable
+from opsctl.service.manager import State as Up
 from opsctl.service.wait import Waiter
 
 __all__ = ["Desk", "Refused", "Wish", "utc_now"]
@@ -85,7 +89,10 @@ class Desk:
             problems += wrong
             notes = preflight.unknown_flags(self.target, wish, made) if predicts and not problems else ()
             made = msgspec.structs.replace(
-                made, notes=(*made.notes, *unasked, *notes), revert=verified.target_of(verified.read(self.folder), made)
+                made,
+                drains=self.target.drains,
+                notes=(*made.notes, *unasked, *notes),
+                revert=verified.target_of(verified.read(self.folder), made),
             )
         except flags.EditError as error:
             raise Refused(ExitCode.USAGE, str(error)) from error
@@ -109,11 +116,16 @@ class Desk:
                 "held_by": manager.lease_token(), "overlays": self._overlays(manager),
                 "unit_file": unit.name if (unit := (change.trial or change.committed or Override(())).unit) else "",
             })  # fmt: skip
-        last = history.summaries(journal.all_of(self.folder)[-1:], self._journal)
+        paths = journal.all_of(self.folder)[-1:]
+        last = history.summaries(paths, self._journal)
+        out = ""
+        with contextlib.suppress(ValueError):  # a journal that cannot be read is told above
+            out = "\n".join(Drains(j.plan.drains, self.target.managers, j, self._waiter).left for j in map(self._journal, paths))
         known = verified.read(self.folder)
         owed = self._pager.owed() if isinstance(self._pager, UrlPager) else ()
         return {"deployment": self.deployment.name, "services": services, "last": last[0] if last else None,
-                "verified": msgspec.to_builtins(known) if known else None, "owed": list(owed)}  # fmt: skip
+                "verified": msgspec.to_builtins(known) if known else None, "owed": list(owed),
+                "out_of_router": out}  # fmt: skip
 
     @staticmethod
     def _overlays(manager: ServiceManager) -> list[dict[str, str]]:
@@ -252,6 +264,21 @@ class Desk:
             guard = self._unfinished(False)
             self._sign(guard.course.journal, "abort", why)
             return guard.abort(why or f"aborted by {self._who['user']}")
+
+    def put_back(self, rollout: str, boot_s: float) -> str:
+        """By a dead-man of this machine: what its rollout took out of its router goes back once it is active. What is left,
+        for people; the journal is not written, for somebody may be resuming."""
+        entry = next((self._journal(path) for path in journal.all_of(self.folder) if path.stem == rollout), None)
+        said = []
+        for one in Drains(entry.plan.drains, self.target.managers, entry, self._waiter).is_out if entry else ():
+            manager = next(manager for manager in self.target.managers if manager.name == one.service)
+            try:
+                self._waiter.until(f"{one.service} to be active", lambda m=manager: m.snapshot().state is Up.active, boot_s)  # type: ignore[misc]
+                code, out, err = manager.run(one.back, one.deadline_s)
+                said += [f"{one.service} is STILL OUT OF ITS ROUTER: {shlex.join(one.back)}: {(err or out).strip()[-200:]}"] if code else []
+            except ServiceError as error:
+                said.append(f"{one.service} is STILL OUT OF ITS ROUTER: {error}; put it back: {shlex.join(one.back)}")
+        return "\n".join(said)
 
     def _sign(self, entry: Journal, event: str, reason: str) -> None:
         """Who came back to it, and why: a line that changes no state."""

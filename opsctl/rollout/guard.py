@@ -188,6 +188,7 @@ class Guard:
         if not (adopt and self._adopt(group)):
             course.write(State.applied, group=name)
             self._apply(group)
+            course.drains.out(group)
             course.write(State.restarted, group=name)
             course.cycle(group, which, strict=True)
         invocations = {manager.name: course.frozen[manager.name].invocation_id for manager in group.managers}
@@ -233,6 +234,8 @@ class Guard:
         with contextlib.closing(found.serving()) as checks:
             for check in checks:
                 self._take(check)
+                if check.name == proof.SERVES:  # what clients get through their router is looked at next
+                    self.course.drains.back(group)
         self._boots.append(boot)
 
     def _take(self, check: Check) -> None:
@@ -302,6 +305,7 @@ class Guard:
         """Each group runs what was committed; one that does not any more is started and proven. Raises ServiceError."""
         for group in self._target.groups:
             if self._adopt(group):
+                self.course.drains.back_or_tell(group)
                 continue
             self.course.talk(f"{', '.join(m.name for m in group.managers)}: committed, and does not run it; starting it again")
             self.course.cycle(group, "after the commit: ", strict=False)
@@ -317,6 +321,8 @@ class Guard:
             self.course.keeper.lengthen(hold_s)
         except (ServiceError, OSError) as error:
             return self._revert(f"{why}; and it cannot be held: {error}")
+        for group in self._target.groups:  # nothing failed, and nobody may come for an hour
+            self.course.drains.back_or_tell(group)
         self.course.tell("held", f"{why}\nresume or abort it within {hold_s / 60:.0f} min, else it reverts: opsctl rollout resume|abort")
         return State.held
 

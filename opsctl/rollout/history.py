@@ -63,6 +63,6 @@ def _who(who: dict[str, str]) -> str:
 
 
 def _line(one: Entry) -> str:
-    told = {key: value for key, value in one.data.items() if key in ("why", "by", "reason", "invocations", "group") and value}
+    told = {key: value for key, value in one.data.items() if key in ("why", "by", "reason", "invocations", "group", "service") and value}
     words = "  ".join(f"{key}: {value}" for key, value in told.items())
     return f"{one.at_utc}  {one.state:<10} {one.event}{' ' if one.event else ''}{words}".rstrip()

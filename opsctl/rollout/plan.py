@@ -19,7 +19,7 @@ from opsctl.rollout.wish import Wish
 from opsctl.service import together
 from opsctl.service.manager import Override, ServiceError, ServiceManager, UnitFile
 
-__all__ = ["Command", "FileChange", "Plan", "RevertTarget", "ServicePlan", "Times", "make", "predict"]
+__all__ = ["Command", "Drain", "FileChange", "Plan", "RevertTarget", "ServicePlan", "Times", "make", "predict"]
 _PREDICT_S = 60.0
 
 
@@ -66,6 +66,15 @@ class ServicePlan(msgspec.Struct, frozen=True):
         return Override(self.committed.argv, self.committed.env, self.committed.mounts, self.unit_before) if self.committed else None
 
 
+class Drain(msgspec.Struct, frozen=True):
+    """How a service's group leaves its router before it is stopped (``out``) and comes back (``back``)."""
+
+    service: str
+    out: tuple[str, ...]
+    back: tuple[str, ...]
+    deadline_s: float
+
+
 class RevertTarget(msgspec.Struct, frozen=True):
     """The last verified configuration. ``runs_now``: every service is configured as it was then."""
 
@@ -98,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True):
     foreseen: tuple[Foreseen, ...] = ()
     allowance_pct: float | None = None
     failure_budget: int = 0
+    drains: tuple[Drain, ...] = ()
 
     @property
     def digest(self) -> str:

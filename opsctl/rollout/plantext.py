@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from opsctl.rollout.boots import Boot, slowest
@@ -35,15 +36,25 @@ def _order(made: Plan, boot: Boot | None) -> list[str]:
         f"about {boot.seconds:.1f} s without service, as its slowest recorded boot" if boot else "how long a boot takes is not recorded yet"
     )
     if len(groups) == 1:
-        return [f"order           {', '.join(groups[0])}: drain, stop and start together; {took}"]
+        return [f"order           {', '.join(groups[0])}: drain, stop and start together; {took}", *_drains(made)]
     lines = [f"order           {len(groups)} replicas, one at a time; each: {took}"]
     for number, names in enumerate(groups, 1):
         lines.append(f"  {number}. {', '.join(names)}{'  (the canary: no failure is allowed)' if number == 1 else ''}")
+    lines += _drains(made)
     if made.failure_budget:
         lines.append(
             f"  a later one that fails its proof is started once more, {made.failure_budget} times in all; then everything reverts"
         )
     return lines
+
+
+def _drains(made: Plan) -> list[str]:
+    """The commands of the fleet file that take a group out of its router."""
+    return [
+        f"  {one.service}: before it stops `{shlex.join(one.out)}`, when it answers again `{shlex.join(one.back)}` (each at most "
+        f"{one.deadline_s:g} s)"
+        for one in made.drains
+    ]
 
 
 def _revert(made: Plan) -> str:

@@ -28,6 +28,7 @@ from opsctl.rollout.watch import Watch
 from opsctl.service.manager import Line, Snapshot, State
 from opsctl.service.wait import Deadline, Waiter
 
+SERVES = "log"  # the check that ends the plain proof: configuration, a completion, no exception
 _LOG_S = 5.0  # how long a request's line may take to reach the log
 _SLACK_S = 60.0
 _KNOWN_S = 86400.0  # exceptions of an earlier day are no news of a start, and its log may be of months

@@ -109,6 +109,9 @@ class Retreat:
                 proven = self._prove(group)
             if not proven:
                 return False
+            course.drains.back_or_tell(group)
+        for group in course.target.groups:  # one that was taken out and never stopped
+            course.drains.back_or_tell(group)
         return True
 
     def _prove(self, group: Target) -> bool:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from monitors import engines, fleet
 from monitors.remote import Remote
+from opsctl.rollout.plan import Drain
 from opsctl.service import definition
 from opsctl.service.container import ContainerService
 from opsctl.service.embedded import EmbeddedService
@@ -19,13 +20,15 @@ from opsctl.service.systemd import SystemdService
 
 @dataclass(frozen=True)
 class Member:
-    """One service of a group, with the global ranks that it runs and the folder of their black boxes."""
+    """One service of a group, with the global ranks that it runs and the folder of their black boxes. ``drain``: how its
+    node leaves a router and comes back, on the first service of a node that says so."""
 
     manager: ServiceManager
     ranks: tuple[int, ...]
     run_dir: str
     replica: str = ""
     api: str = ""
+    drain: Drain | None = None
 
     @property
     def name(self) -> str:
@@ -58,6 +61,10 @@ class Target:
         )  # fmt: skip
 
     @property
+    def drains(self) -> tuple[Drain, ...]:
+        return tuple(member.drain for member in self.members if member.drain)
+
+    @property
     def port(self) -> int:
         """Where its API listens; 0 when the address names none."""
         return urlsplit(self.api).port or 0
@@ -81,14 +88,17 @@ def services_folder(deployment: fleet.Deployment, fleet_path: str, env: Mapping[
 
 def of(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]) -> Target:
     """Touches nothing. Raises ServiceError for a deployment without services, or whose definitions cannot be used."""
-    members = []
+    members: list[Member] = []
+    drained: set[str] = set()
     for node in deployment.node:
         remote = Remote(node) if deployment.service != "embedded" else None
         for service in node.service:
             if service.role == "router":
                 continue
             manager = _embedded(deployment, service, fleet_path, env) if remote is None else _systemd(deployment, service, remote)
-            members.append(Member(manager, service.ranks, service.run_dir, node.replica, node.api))
+            drain = Drain(manager.name, node.drain, node.undrain, node.drain_s) if node.drain and node.name not in drained else None
+            drained.add(node.name)
+            members.append(Member(manager, service.ranks, service.run_dir, node.replica, node.api, drain))
     if not members:
         raise ServiceError(
             f"{fleet_path}: deployment.{deployment.name}: no service to change; add [[deployment.{deployment.name}.node.service]]"

@@ -12,6 +12,7 @@ A disk that fills up in between stops none of this: what a decision and a commit
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Protocol
 
@@ -57,11 +58,16 @@ dir=$1 token=$2 unit=$3 trial=$4 committed=$5 scope=$6
 held() { set -- $(cat "$dir/lease" 2>/dev/null); until=${2:-0}; [ "${1:-}" = "$token" ]; }
 ended() { [ "$(now)" -ge "$until" ]; }
 tell() { # WHAT-HAPPENED: the state of the unit is told a moment later, when a start that fails at once has failed
-  sleep 2; sh "$dir/page.sh" "$dir" "$token" "$unit" "$1. $unit is now $(systemctl "$scope" is-active "$unit")."
+  sleep 2; [ ! -s "$dir/undrain" ] || cp -p "$dir/page.urls" "$dir/.urls"
+  sh "$dir/page.sh" "$dir" "$token" "$unit" "$1. $unit is now $(systemctl "$scope" is-active "$unit")."
 }
 resumed() { # killed between the end of the lease and the end of its work
   read -r owner rest <"$dir/lease.ended" && [ "$owner" = "$token" ] && [ ! -e "$dir/lease" ]
 } 2>/dev/null
+lift() { # what was taken out of its router goes back; that waits for a boot, and no rollout shall wait for it
+  [ ! -s "$dir/undrain" ] || systemd-run "$scope" --quiet --collect -p Restart=on-failure --unit="opsctl-undrain-$unit" \
+    sh "$dir/lift.sh" "$dir" "$token" "$unit" "$scope"
+}
 while held || resumed; do
   if held && ! ended; then sleep 0.2; continue; fi
   resumed || { sleep 0.1; held || exit 0; ended || continue; }  # the first look met a renewal half written
@@ -69,7 +75,7 @@ while held || resumed; do
     until commit "$trial" "$committed"; do sleep 1; held || exit 0; done
     resumed || mv "$dir/lease" "$dir/lease.ended"; systemctl "$scope" daemon-reload
     tell "the rollout had been decided as committed when its operator fell silent; committed here"
-    exit 0
+    lift; exit 0
   fi
   resumed || mv "$dir/lease" "$dir/lease.ended" || exit 0
   go_back "$trial" "$committed"; echo "$token" >"$dir/reverted"
@@ -83,10 +89,24 @@ while held || resumed; do
     rm -f "$dir/touched-$token"
   fi
   tell "its operator fell silent, so it went back to the last committed configuration"
-  exit 0
+  lift; exit 0
 done
 """
 )
+
+LIFT = r"""#!/bin/sh
+# lift.sh DIR TOKEN UNIT SYSTEMCTL-SCOPE: until it is active; what fails for good stays out, and that is told.
+dir=$1 token=$2 unit=$3 scope=$4 turn=0
+until state=$(systemctl "$scope" is-active "$unit"); do
+  [ -s "$dir/undrain" ] || exit 0
+  turn=$((turn + 1)); [ "$state" != failed ] && [ $turn -lt 18000 ] || break
+  sleep 0.2
+done
+[ -s "$dir/undrain" ] || exit 0
+if [ "$state" = active ] && sh "$dir/undrain"; then rm -f "$dir/undrain"; echo "opsctl: $unit is back in its router"; exit 0; fi
+[ -s "$dir/page.urls" ] || cp -p "$dir/.urls" "$dir/page.urls"
+sh "$dir/page.sh" "$dir" "$token" "$unit" "$unit is $state and STILL OUT OF ITS ROUTER; put it back: sh $dir/undrain."
+"""
 
 # One operator at a time gets in. A lease that ended and whose dead-man does not run is nobody's any more: its operator
 # died before there was one.
@@ -117,8 +137,10 @@ _DECIDE = FUNCTIONS + 'mkdir -p "$1"; decide "$@"'
 _COMMIT = FUNCTIONS + 'commit "$@"'
 # No file is an empty answer, one that cannot be read is an error; one that comes into being in between is read again.
 CAT = 'for turn in 1 2 3; do cat "$1" 2>/dev/null && exit 0; [ -e "$1" ] || exit 0; done; exit 1'
+_FORGET = 'rm -f "$1"'
 _GO_BACK = FUNCTIONS + 'go_back "$@"'
-SCRIPTS = (_ARM, _SETTLE, _RENEW, _PREPARE, _WITHDRAW, _LIVES, _DISARM, _TOUCH, _DECIDE, _COMMIT, _GO_BACK, CAT)
+SCRIPTS = (_ARM, _SETTLE, _RENEW, _PREPARE, _WITHDRAW, _LIVES, _DISARM, _TOUCH, _DECIDE, _COMMIT, _FORGET, _GO_BACK, CAT)
+UNDRAIN = "undrain"
 _CLAIM_S = 30.0  # how long arming itself may take
 
 
@@ -202,6 +224,13 @@ class DeadMan:
 
     def commit(self) -> None:
         self._shell.must(_COMMIT, self._trial, self._committed)
+
+    def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
+        if argv:
+            self._shell.put(self._folder, "lift.sh", LIFT.encode())
+            self._shell.put(self._folder, UNDRAIN, f"exec timeout {deadline_s:g} {shlex.join(argv)}\n".encode(), private=True)
+        else:
+            self._shell.must(_FORGET, f"{self._folder}/{UNDRAIN}")
 
     def go_back(self) -> None:
         """The trial is gone, with the unit file that came with it."""

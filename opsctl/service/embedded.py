@@ -244,6 +244,9 @@ class EmbeddedService:
     def restore(self, override: Override | None) -> None:
         self._call(control.Request(do="restore", override=record.OverrideRecord.of(override) if override else None))
 
+    def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
+        return None  # its dead-man runs opsctl, which knows the journal
+
     def owed(self) -> tuple[str, ...]:
         return ()  # its pages are opsctl's own, which owes them on this machine
 

@@ -265,6 +265,11 @@ class ServiceManager(Protocol):
 
     def remove_trial(self) -> None: ...
 
+    def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
+        """What a dead-man on the machine runs once the service is active again: it puts it back into its router. Nothing
+        for an empty one."""
+        ...
+
     def owed(self) -> tuple[str, ...]:
         """Pages (title, then text) that a dead-man of this machine's could not get out, for any of its services."""
         ...

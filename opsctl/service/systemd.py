@@ -290,6 +290,9 @@ class SystemdService:
     def check_unit(self, text: str) -> tuple[tuple[str, ...], str]:
         return self._fragment.verify(text)
 
+    def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
+        self._deadman.set_undrain(argv, deadline_s)
+
     def owed(self) -> tuple[str, ...]:
         text = self.must(_OWED, f"{self._state()}/owed")
         return tuple(part.strip() for part in text.split("\x1e") if part.strip())

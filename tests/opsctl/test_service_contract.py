@@ -406,6 +406,18 @@ def test_a_start_that_systemd_refuses_for_its_limit_is_made_all_the_same(node: n
 
 
 @pytest.mark.nodes
+def test_a_dead_man_puts_back_what_was_taken_out_of_its_router_once_it_is_active(node: nodes.SystemdNode) -> None:
+    (node.root / "etc/systemd/system/routed.service").write_text("[Service]\nExecStart=/bin/sleep 100\n")
+    node.run(["systemctl", "daemon-reload"])
+    service = SystemdService(node, "routed.service")
+    service.arm(Lease("t", 0.4))
+    service.set_undrain(("sh", "-c", "systemctl is-active routed.service >/run/routed"), 5)
+    wait_until(lambda: (node.root / "run/routed").is_file() and service.lease_token() == "", 30, "the router to be told")
+    assert (node.root / "run/routed").read_text() == "active\n"
+    wait_until(lambda: not (node.root / "run/opsctl/routed.service/undrain").exists(), what="the order to be taken away")
+
+
+@pytest.mark.nodes
 def test_a_lease_that_ended_without_a_dead_man_locks_nobody_out(node: nodes.SystemdNode) -> None:
     (node.root / "etc/systemd/system/orphaned.service").write_text("[Service]\nExecStart=/bin/sleep 100\n")
     node.run(["systemctl", "daemon-reload"])
