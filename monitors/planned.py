@@ -74,7 +74,7 @@ def told(text: str, mono_s: float | None, invocation: str = "") -> Planned | Non
 
         uptime 100.50 9          of the node
         lease TOKEN 16000        a unit's: its end in hundredths of uptime
-        reverted TOKEN           by the dead-man
+        reverted TOKEN WHEN      by the dead-man
         ordered INVOCATION       told to stop by opsctl
         held {...}, state {...}  an embedded service's lease and record
         invocation INVOCATION    the unit's last start
@@ -90,7 +90,7 @@ def told(text: str, mono_s: float | None, invocation: str = "") -> Planned | Non
     by_embedded = str(record.get("ordered", "")) in ends
     lease = marks.get("lease", "").split()
     lives = len(lease) == 2 and lease[1].isdigit() and int(lease[1]) / 100 + _GRACE_S > uptime
-    reverted = marks.get("reverted", "").strip()
+    reverted = marks.get("reverted", "").partition(" ")[0].strip()
     if by_embedded and record.get("ordered_by"):  # a rollout whose dead-man it was
         return _reverted(str(record["ordered_by"]))
     if lives and reverted == lease[0]:

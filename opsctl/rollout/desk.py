@@ -16,7 +16,7 @@ import msgspec
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
-from opsctl.rollout import boots, deadlines, flags, history, journal, lock, operator, overlay, plan, preflight, target, verified
+from opsctl.rollout import boots, deadlines, flags, history, journal, lock, operator, overlay, plan, preflight, standing, target, verified
 from opsctl.rollout.baseline import Baseline
 from opsctl.rollout.checks import Check
 from opsctl.rollout.course import Course, Pager
@@ -109,17 +109,20 @@ class Desk:
         services = []
         for member in self.target.members:
             manager = member.manager
-            change = manager.read_change()
+            change, reverted = manager.read_change(), manager.reverted()
             services.append({
                 "name": member.name, "node": manager.node, "ranks": list(member.ranks), **msgspec.to_builtins(manager.snapshot()),
                 "argv": list(manager.command().argv), "committed": change.committed is not None, "trial": change.trial is not None,
                 "held_by": manager.lease_token(), "overlays": self._overlays(manager),
+                "reverted_by_deadman": dict(zip(("rollout", "at_utc"), reverted, strict=True)) if reverted[0] else None,
                 "unit_file": unit.name if (unit := (change.trial or change.committed or Override(())).unit) else "",
             })  # fmt: skip
         paths = journal.all_of(self.folder)[-1:]
         last = history.summaries(paths, self._journal)
         out = ""
         with contextlib.suppress(ValueError):  # a journal that cannot be read is told above
+            for path in paths:
+                last[0]["next"] = standing.told(last[0], services, self._journal(path).plan.times.lease_s)
             out = "\n".join(Drains(j.plan.drains, self.target.managers, j, self._waiter).left for j in map(self._journal, paths))
         known = verified.read(self.folder)
         owed = self._pager.owed() if isinstance(self._pager, UrlPager) else ()

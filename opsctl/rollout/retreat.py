@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from opsctl.rollout import checks, settlement
+from opsctl.rollout import checks, flags, settlement
 from opsctl.rollout.checks import Check
 from opsctl.rollout.course import Course
 from opsctl.rollout.journal import State
@@ -98,20 +98,39 @@ class Retreat:
         for group in touched or course.target.groups:
             if any(manager.name in away for manager in group.managers):
                 continue
-            if touched:
-                course.cycle(group, "revert: ", strict=False)
-            else:
+            adopted = not touched or self._went_back_already(group)
+            if adopted:
                 course.frozen |= {manager.name: manager.snapshot() for manager in group.managers}
+            else:
+                course.cycle(group, "revert: ", strict=False)
             start = len(self.checks)
             proven = self._prove(group)
             if not proven and self._dead_man_was_quicker(group):
                 del self.checks[start:]
+                proven = self._prove(group)
+            if not proven and adopted and touched:
+                del self.checks[start:]
+                course.talk("what the dead-man started does not serve: starting it again")
+                course.cycle(group, "revert: ", strict=False)
                 proven = self._prove(group)
             if not proven:
                 return False
             course.drains.back_or_tell(group)
         for group in course.target.groups:  # one that was taken out and never stopped
             course.drains.back_or_tell(group)
+        return True
+
+    def _went_back_already(self, group: Target) -> bool:
+        """Every member was reverted and started again by its own dead-man, and runs the revert target: another restart
+        would only cost service."""
+        course = self.course
+        for manager in group.managers:
+            token, at_utc = manager.reverted()
+            if token != course.lease.token or not manager.snapshot().running:
+                return False
+            if not flags.same_command(course.baseline.services[manager.name].argv, manager.argv()):
+                return False
+            course.talk(f"{manager.name}: its dead-man went back at {at_utc or 'an unknown time'}; what it started is proven as it is")
         return True
 
     def _prove(self, group: Target) -> bool:

@@ -78,7 +78,7 @@ while held || resumed; do
     lift; exit 0
   fi
   resumed || mv "$dir/lease" "$dir/lease.ended" || exit 0
-  go_back "$trial" "$committed"; echo "$token" >"$dir/reverted"
+  go_back "$trial" "$committed"; echo "$token $(date -u +%Y-%m-%dT%H:%M:%S+00:00)" >"$dir/reverted"
   echo "opsctl: rollout $token was not heard of in time: $unit reverted by the dead-man"
   systemctl "$scope" daemon-reload
   case $(systemctl "$scope" is-active "$unit") in active|activating|reloading) up=1 ;; *) up= ;; esac
@@ -224,6 +224,11 @@ class DeadMan:
 
     def commit(self) -> None:
         self._shell.must(_COMMIT, self._trial, self._committed)
+
+    def reverted(self) -> tuple[str, str]:
+        """The rollout that it reverted last, and when."""
+        token, _, at_utc = self._shell.must(CAT, f"{self._folder}/reverted").strip().partition(" ")
+        return token, at_utc
 
     def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
         if argv:

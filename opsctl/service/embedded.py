@@ -244,6 +244,10 @@ class EmbeddedService:
     def restore(self, override: Override | None) -> None:
         self._call(control.Request(do="restore", override=record.OverrideRecord.of(override) if override else None))
 
+    def reverted(self) -> tuple[str, str]:
+        found = self._ask("snapshot", record.ServiceRecord(name=self._name, supervisor_pid=0))
+        return found.reverted_by_deadman, found.reverted_at_utc
+
     def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
         return None  # its dead-man runs opsctl, which knows the journal
 

@@ -265,6 +265,10 @@ class ServiceManager(Protocol):
 
     def remove_trial(self) -> None: ...
 
+    def reverted(self) -> tuple[str, str]:
+        """The rollout that a dead-man reverted here last since the machine's boot, and when (UTC); both empty for none."""
+        ...
+
     def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
         """What a dead-man on the machine runs once the service is active again: it puts it back into its router. Nothing
         for an empty one."""

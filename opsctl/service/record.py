@@ -79,6 +79,7 @@ class ServiceRecord(msgspec.Struct, kw_only=True):
     leader_started: int = 0
     spans: list[Span] = []
     reverted_by_deadman: str = ""
+    reverted_at_utc: str = ""
     ordered: str = ""
     ordered_by: str = ""
 

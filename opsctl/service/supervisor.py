@@ -43,7 +43,8 @@ class Supervisor:
         old = record.read(self.paths.state, record.ServiceRecord)
         self.record = record.ServiceRecord(name=name, supervisor_pid=os.getpid(), boot_id=_boot_id())
         if old is not None:
-            self.record.spans, self.record.reverted_by_deadman = old.spans, old.reverted_by_deadman
+            self.record.spans = old.spans
+            self.record.reverted_by_deadman, self.record.reverted_at_utc = old.reverted_by_deadman, old.reverted_at_utc
             self.record.ordered, self.record.ordered_by = old.ordered, old.ordered_by
         self._log = ServiceLog(Path(service.log), self.record.spans)
         self._hooks: dict[int, float] = {}
@@ -250,6 +251,7 @@ class Supervisor:
         record.remove(self.paths.staged)
         self._forget_lease()
         self.record.reverted_by_deadman = lease.token
+        self.record.reverted_at_utc = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
         self._say(f"Rollout {lease.token} was not heard of for {lease.ttl_s:g} s: reverted by the dead-man.")
         if lease.touched or self.unit.settled:  # else it runs what it ran, and a restart would only cost service
             self.unit.stop(lease.token)

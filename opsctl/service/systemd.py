@@ -290,6 +290,9 @@ class SystemdService:
     def check_unit(self, text: str) -> tuple[tuple[str, ...], str]:
         return self._fragment.verify(text)
 
+    def reverted(self) -> tuple[str, str]:
+        return self._deadman.reverted()
+
     def set_undrain(self, argv: tuple[str, ...], deadline_s: float) -> None:
         self._deadman.set_undrain(argv, deadline_s)
 
