@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from opsctl.rollout.options import Options, changing
 from opsctl.rollout.pager import UrlPager
 from opsctl.rollout.plan import Plan
 from opsctl.rollout.result import Result
+from opsctl.rollout.voice import Voice
 from opsctl.service.wait import Waiter
 
 app = typer.Typer(
@@ -36,8 +39,14 @@ ATTENDED = typer.Option(
 )
 
 
-def _desk(session: Session, path: str, deployment: str, lock_wait_s: float = 0.0) -> Desk:
-    return Desk(fleet.load(path), deployment, session.env, Waiter(talk=session.talk), lock_wait_s=lock_wait_s)
+@contextlib.contextmanager
+def _desk(session: Session, path: str, deployment: str, lock_wait_s: float = 0.0) -> Iterator[tuple[Desk, Voice]]:
+    """The desk of a deployment, whose waits are never silent for long."""
+    with (
+        Voice(session.talk).kept_up() as voice,
+        Desk(fleet.load(path), deployment, session.env, Waiter(talk=voice), lock_wait_s=lock_wait_s) as desk,
+    ):
+        yield desk, voice
 
 
 def _shelf(session: Session, fleet_path: str) -> Shelf:
@@ -63,7 +72,7 @@ def _finished(session: Session, command: str, result: Result, as_json: bool) -> 
 def plan(context: typer.Context, *, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, as_json: bool = JSON, options: Options) -> None:
     """Show what a change would do, for every service: arguments, files, order, deadlines, revert target. Touches nothing."""
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment) as desk:
+    with _desk(session, fleet_path, deployment) as (desk, _):
         made = desk.plan(options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=False))
         session.show(Answer("rollout plan", _plan_data(made), _plan_text(made, desk)), as_json=as_json)
 
@@ -80,7 +89,7 @@ def apply(
     Exit status: 0 committed, 3 reverted, 4 stuck (look now), 5 held, 6 locked, 7 unreachable, 9 the baseline is not green.
     """
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment, lock_wait) as desk:
+    with _desk(session, fleet_path, deployment, lock_wait) as (desk, voice):
         wish = options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=attended or session.attended)
         if dry_run:
             made = desk.plan(wish)
@@ -89,7 +98,10 @@ def apply(
 
         def agree(made: Plan) -> bool:
             session.talk(_plan_text(made, desk))
-            return yes or (session.attended and typer.confirm("apply this?", err=True))
+            if yes or not session.attended:
+                return yes
+            with voice.quiet():
+                return typer.confirm("apply this?", err=True)
 
         _finished(session, "rollout apply", desk.apply(wish, agree), as_json)
 
@@ -101,7 +113,7 @@ def resume(
 ) -> None:  # fmt: skip
     """Carry on with a rollout that was held or cut off, from where its journal ends: to its commit, or to its revert."""
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment, lock_wait) as desk:
+    with _desk(session, fleet_path, deployment, lock_wait) as (desk, _):
         _finished(session, "rollout resume", desk.resume(attended=attended or session.attended, reason=reason), as_json)
 
 
@@ -112,7 +124,7 @@ def abort(
 ) -> None:  # fmt: skip
     """Go back to the last verified configuration, and prove it."""
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment, lock_wait) as desk:
+    with _desk(session, fleet_path, deployment, lock_wait) as (desk, _):
         _finished(session, "rollout abort", desk.abort(reason), as_json)
 
 
@@ -127,7 +139,7 @@ def verify(
     A start that is younger than --stable-s is watched until it is that old: a crash loop has its good minutes.
     """
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment, lock_wait) as desk:
+    with _desk(session, fleet_path, deployment, lock_wait) as (desk, _):
         found, checks = desk.verify(stable)
     data = {"verified": msgspec.to_builtins(found), "checks": msgspec.to_builtins(checks)}
     text = "\n".join(f"{check.name:<12} {check.outcome:<12} {check.evidence}" for check in checks)
@@ -139,7 +151,7 @@ def verify(
 def status(context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, as_json: bool = JSON) -> None:
     """Say what each service runs, what holds it, which files are mounted over others, and how the last rollout ended."""
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment) as desk:
+    with _desk(session, fleet_path, deployment) as (desk, _):
         data = desk.status()
     lines = []
     for service in data["services"]:
@@ -166,7 +178,7 @@ def status(context: typer.Context, fleet_path: str = FLEET, deployment: str = DE
 def history(context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, as_json: bool = JSON) -> None:
     """List the rollouts of a deployment: who did what, why, and how it ended."""
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment) as desk:
+    with _desk(session, fleet_path, deployment) as (desk, _):
         found = desk.history()
         empty = f"no rollout of {desk.deployment.name} yet (journals would lie in {desk.folder})"
     lines = [
@@ -182,7 +194,7 @@ def show(
 ) -> None:  # fmt: skip
     """Show one rollout from its journal: the plan, who did what when and why, every check, how it ended."""
     session: Session = context.obj
-    with _desk(session, fleet_path, deployment) as desk:
+    with _desk(session, fleet_path, deployment) as (desk, _):
         data, text = desk.show(rollout)
     session.show(Answer("rollout show", data, text), as_json=as_json)
 
@@ -200,7 +212,7 @@ def deadman_page(context: typer.Context, fleet_path: str = FLEET, deployment: st
         body = "Its operator fell silent, so the services went back to the last committed configuration. Prove it: opsctl rollout resume"
     pager = UrlPager(found.page.urls, owed=fleet.state_root(session.env) / "owed")
     page = pager.page(title, body, rollout)
-    with _desk(session, fleet_path, deployment) as desk:
+    with _desk(session, fleet_path, deployment) as (desk, _):
         left = desk.put_back(rollout, _PUT_BACK_S)
     if left:
         page = pager.page(f"{deployment}: out of its router", left, rollout)

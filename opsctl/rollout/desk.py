@@ -190,6 +190,8 @@ class Desk:
     def _locked(self, verb: str) -> AbstractContextManager[None]:
         for line in self._settle():
             self._waiter.talk(line)
+        if self._lock_wait_s:
+            self._waiter.talk(f"another rollout of {self.deployment.name}, if there is one, is waited for up to {self._lock_wait_s:g} s")
         return lock.held(self.folder, f"{self._who['user']}: {verb}", self._lock_wait_s)
 
     def _settle(self) -> tuple[str, ...]:
