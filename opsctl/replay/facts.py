@@ -38,7 +38,8 @@ class Captured(msgspec.Struct, frozen=True):
 
 class Reproduced(msgspec.Struct, frozen=True):
     """What ``opsctl repro run`` said. ``after_s``: from the request under suspicion to the hang. ``overlap``: the share of
-    its decoding beside which the loop decoded. Latencies are those of the requests under suspicion."""
+    its decoding beside which the loop decoded. Latencies are those of the requests under suspicion; ``turn_errors`` are turns
+    of the loop that had no good answer."""
 
     exit_code: int
     outcome: str
@@ -54,6 +55,7 @@ class Reproduced(msgspec.Struct, frozen=True):
     p99_s: float | None
     most_s: float | None
     over_1s: int
+    turn_errors: int
     scaled: str
 
 

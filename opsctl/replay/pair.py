@@ -109,12 +109,20 @@ class Pair:
         return [node.run(["systemctl", "show", "-P", "ActiveState", UNIT]).out.decode().strip() for node in self.nodes]
 
     def wait_active(self, deadline_s: float) -> None:
-        """Until systemd calls both units active, which the launcher tells it after a real completion. Raises StageError."""
+        """Until systemd calls both units active, which the launcher tells it after a real completion. Raises StageError, also
+        when a unit has failed for good."""
+
+        def active() -> bool:
+            states = self.states()
+            if "failed" in states:
+                raise StageError(f"{UNIT} has failed")
+            return states == ["active"] * len(self.nodes)
+
         try:
-            wait_for(lambda: self.states() == ["active"] * len(self.nodes), deadline_s, f"{UNIT} to be active on both nodes", poll_s=0.5)
+            wait_for(active, deadline_s, f"{UNIT} to be active on both nodes", poll_s=0.5)
         except StageError as error:
             tails = "\n".join(self.log(node, lines=30) for node in self.nodes)
-            raise StageError(f"{error}; they are {self.states()}; their logs end in:\n{tails}") from error
+            raise StageError(f"{error}; the nodes' units are {self.states()}; their logs end in:\n{tails}") from error
 
     def journal(self, node: SystemdNode, *, last_s: float) -> list[dict[str, Any]]:
         """The unit's entries of the last seconds, the manager's own among them, as journalctl gives them. Raises StageError."""

@@ -27,6 +27,7 @@ from opsctl.staging.waiting import StageError, wait_for
 
 _STILL_NS = 1_500_000_000  # no progress for so long, waiting for the device: a wedge, and the monitor will say so
 _REVIEW_DAYS = 30
+_ANSWER_S = 60.0
 _REPETITIONS = 3  # of the load that measures speed
 _HOUR_S = 3600.0
 _MARGIN_S = 2.0
@@ -104,7 +105,7 @@ def repro(stage: Stage, step: Step, left: Left) -> Reproduced:
         exit_code=answer["exit_code"], outcome=run["outcome"], why=run["why"], seconds=round(run["seconds"], 1), turns=run["turns"],
         probes=run["probes"], expected=run["expected"], verdict=run["verdict"], overlap=run["overlap"]["share"], after_s=run["after_s"],
         p50_s=latency.get("p50_s"), p99_s=latency.get("p99_s"), most_s=latency.get("max_s"), over_1s=latency.get("over_1s", 0),
-        scaled=scaled,
+        turn_errors=sum(run["turn_errors"].values()), scaled=scaled,
     )  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def rollout(stage: Stage, step: Step, left: Left) -> Changed:
     asked = step.rollout
     stage.gateway.falls_back_on = asked.fallback
     elsewhere = stage.gateway.answered_elsewhere
-    before = _speed(stage) if asked.speed else (None, None)
+    before = _speed(stage, left) if asked.speed else (None, None)
     old = sum(tracebacks(stage.pair.journal(node, last_s=_HOUR_S)) for node in stage.pair.nodes)
     words = _words(asked, step.says)
     stage.talk(f"opsctl {' '.join(words)}")
@@ -125,7 +126,7 @@ def rollout(stage: Stage, step: Step, left: Left) -> Changed:
     data = answer["data"] or {}
     stage.talk(f"exit code {answer['exit_code']}: {data.get('state') or answer['errors'][0]['message']}"
                + (f" ({data['why']})" if data.get("why") else ""))  # fmt: skip
-    after = _speed(stage) if asked.speed and answer["exit_code"] == ExitCode.DONE else (None, None)
+    after = _speed(stage, left) if asked.speed and answer["exit_code"] == ExitCode.DONE else (None, None)
     return Changed(
         exit_code=answer["exit_code"], state=data.get("state", "refused"), seconds=round(took, 1), failed_starts=failed,
         why=data.get("why") or "; ".join(one["message"] for one in answer["errors"]), old_tracebacks=old,
@@ -166,11 +167,13 @@ def _of_result(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _speed(stage: Stage) -> tuple[float, float]:
-    """Tokens in a second with one stream and with four: medians of what a rollout would measure."""
-    api = Api(stage.pair.url, "")
+def _speed(stage: Stage, left: Left) -> tuple[float, float]:
+    """Tokens in a second with one stream and with four: medians of what a rollout would measure. Raises StageError."""
+    api = Api(stage.pair.url)
     try:
-        found = throughput.measure(lambda request: api.ask(request, 60.0), lambda: secrets.token_hex(6), repetitions=_REPETITIONS)
+        found = throughput.measure(
+            lambda request: api.ask(request, min(_ANSWER_S, left())), lambda: secrets.token_hex(6), repetitions=_REPETITIONS
+        )
     except ApiError as error:
         raise StageError(f"speed could not be measured: {error}") from error
     finally:

@@ -114,4 +114,6 @@ def one(stage: Stage, step: Step, before: Sequence[Outcome], measured: dict[str,
 
 
 def _said(error: Exception) -> str:
-    return " ".join((getattr(error, "stderr", None) or str(error)).split())[-600:]
+    """In one line; of a command that failed, what it said."""
+    said = getattr(error, "stderr", None) or str(error)
+    return " ".join((said.decode(errors="replace") if isinstance(said, bytes) else str(said)).split())[-600:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,8 @@ def test_what_a_step_did_not_show_is_named(tolerance: Tolerance, value: Any, wro
 
 def outcomes_of(day: Day) -> list[Outcome]:
     """A day on which everything was measured."""
-    hang = Reproduced(9, "reproduced", "", 5.0, 2, 0, 0, "hang_grammar_barrier", 0.5, 1.2, None, None, None, 0, "")
-    refused = Reproduced(0, "not reproduced", "", 61.0, 30, 100, 100, "", 1.0, None, 0.01, 0.05, 0.06, 0, "")
+    hang = Reproduced(9, "reproduced", "", 5.0, 2, 0, 0, "hang_grammar_barrier", 0.5, 1.2, None, None, None, 0, 0, "")
+    refused = Reproduced(0, "not reproduced", "", 61.0, 30, 100, 100, "", 1.0, None, 0.01, 0.05, 0.06, 0, 0, "")
     changed = Changed(0, "committed", "", "client path", 30.0, 1, 2.5, 17.2, 12.0, 6.0, 2, 1, None, 40.0, 90.0, 41.0, 91.0)
     made = {"wedge": Wedged(0.4, 200, "wait_device", 2), "repro": hang, "rollout": changed,
             "capture": Captured(5.1, 9.8, 50.2, 27, 3, "hang_grammar_barrier", 0.97, True, True, "b")}  # fmt: skip
@@ -147,7 +148,7 @@ def test_the_table_sets_that_days_figures_beside_ours(day: Day) -> None:
     lines = judge.table(day, outcomes_of(day), WHOLE).splitlines()
     assert len(lines) == 2 + len(day.table)
     assert any("| hang, after the constrained request | 24 to 47 s | 0.4 to 2.0 s, 4 hangs | no; " in line for line in lines)
-    assert any("100 of 100 in 61 s" in line and "one each 0.6 s" in line for line in lines)
+    assert any("100 of 100 in 61 s" in line and "one each 1.2 s" in line for line in lines)
     assert judge.NOT_PLAYED not in "\n".join(lines)
 
 
@@ -159,8 +160,8 @@ def test_a_figure_that_was_not_measured_is_none_of_ours(day: Day) -> None:
 
 
 def test_the_whole_day_counts_hangs_restarts_and_turns_of_all_steps() -> None:
-    hang = Reproduced(9, "reproduced", "", 5.0, 2, 0, 0, "hang_grammar_barrier", 0.5, 1.2, None, None, None, 0, "")
-    clean = Reproduced(0, "not reproduced", "", 5.0, 7, 3, 3, "", 0.9, None, None, None, None, 0, "")
+    hang = Reproduced(9, "reproduced", "", 5.0, 2, 0, 0, "hang_grammar_barrier", 0.5, 1.2, None, None, None, 0, 0, "")
+    clean = Reproduced(0, "not reproduced", "", 5.0, 7, 3, 3, "", 0.9, None, None, None, None, 0, 0, "")
     change = Changed(0, "committed", "", first_answer_s=9.0)
     whole = facts.whole({"w": Wedged(0.4, 200, "wait_device", 2), "c": hang, "a": clean, "r": change}, [12.5], 90)
     assert (whole.hangs, whole.hang_least_s, whole.hang_most_s) == (2, 0.4, 1.2)
@@ -265,3 +266,13 @@ def test_the_day_is_listed_among_the_drills() -> None:
     out = io.StringIO()
     assert main(["drill", "list"], {}, stdin=io.StringIO(), stdout=out, stderr=io.StringIO()) == 0
     assert any(line.startswith(NAME) for line in out.getvalue().splitlines())
+
+
+def test_a_root_that_may_make_no_namespaces_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if why := nodes.missing():
+        pytest.skip(why)
+    for name, text in (("unshare", "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1"), ("nsenter", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert nodes.missing() == "systemd nodes need namespaces of their own: unshare: unshare failed: Operation not permitted"

@@ -33,7 +33,17 @@ def missing(*, ssh: bool = False) -> str:
         return "ssh between nodes needs openssh-server installed"
     if ssh and (shutil.which("ssh") is None or shutil.which("ip") is None):
         return "ssh between nodes needs openssh-client and iproute2 installed"
-    return ""
+    return _unshared()
+
+
+def _unshared() -> str:
+    """Root in a container may still make no namespaces: only a trial tells."""
+    trial = ["unshare", "--fork", "--pid", "--mount", "--uts", "--ipc", "--cgroup", "--net", "true"]
+    try:
+        done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return "systemd nodes need namespaces of their own, and unshare did not end within 10 s"
+    return f"systemd nodes need namespaces of their own: {done.stderr.strip() or 'unshare failed'}" if done.returncode else ""
 
 
 @dataclass(frozen=True)
