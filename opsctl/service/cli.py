@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,16 +11,18 @@ import typer
 
 from monitors import fleet
 from opsctl.answer import Answer, Session
-from opsctl.service import wait
+from opsctl.service import together, wait
 from opsctl.service.definition import services_folder
 from opsctl.service.embedded import EmbeddedService
-from opsctl.service.manager import ServiceError, State
+from opsctl.service.manager import ServiceError, ServiceManager, Snapshot, State
 from opsctl.service.supervisor import Supervisor
 from opsctl.service.wait import Waiter
 
 app = typer.Typer(no_args_is_help=True, help="Run services under the embedded supervisor.")
 
 NAME = typer.Argument(help="The service: NAME.toml in the services folder.")
+ANY = typer.Argument("", help="The service: NAME.toml in the services folder, or with --fleet a unit, or UNIT@NODE. [default: all]")
+OF_FLEET = typer.Option("", "--fleet", help="Look at a deployment of this fleet file, systemd units over ssh among them.")
 SERVICES = typer.Option("", "--services", help="Folder of service definitions. [default: $OPSCTL_SERVICES, else the user's configuration]")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
 INVOCATION = typer.Option("", "--invocation", help="Of which start. [default: the last]")
@@ -35,9 +38,13 @@ def _service(session: Session, services: str, name: str) -> EmbeddedService:
 def _show(session: Session, command: str, service: EmbeddedService, as_json: bool) -> None:
     found = service.snapshot()
     data = {"name": service.name, **msgspec.to_builtins(found), "argv": list(service.argv()), "run_dir": service.run_dir()}
+    session.show(Answer(command, data, _line(service.name, found)), as_json=as_json)
+
+
+def _line(name: str, found: Snapshot) -> str:
     start = f"main process {found.main_pid or '-'}, invocation {found.invocation_id or '-'}"
-    text = f"{service.name}: {found.state}, {start}, restarts {found.restarts}, {found.result}"
-    session.show(Answer(command, data, text), as_json=as_json)
+    said = f" ({found.status})" if found.status else ""
+    return f"{name}: {found.state}, {start}, restarts {found.restarts}, {found.result}{said}"
 
 
 @app.command()
@@ -126,18 +133,54 @@ def gate(
 
 
 @app.command()
-def status(context: typer.Context, name: str = NAME, services: str = SERVICES, as_json: bool = JSON) -> None:
-    """Say how a service is."""
-    _show(context.obj, "service status", _service(context.obj, services, name), as_json)
+def status(
+    context: typer.Context, name: str = ANY, services: str = SERVICES, fleet_path: str = OF_FLEET, deployment: str = DEPLOYMENT,
+    as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Say how a service is; with --fleet those of a deployment, whoever runs them and wherever."""
+    session: Session = context.obj
+    if not fleet_path:
+        _show(session, "service status", _service(session, services, _needed(name)), as_json)
+        return
+    found = together.each(_of_fleet(session, name, fleet_path, deployment), lambda manager: (manager.node, manager.snapshot()))
+    data = [{"name": one, "node": node, **msgspec.to_builtins(snapshot)} for one, (node, snapshot) in found.items()]
+    lines = [_line(one, snapshot) for one, (_, snapshot) in found.items()]
+    session.show(Answer("service status", {"services": data}, "\n".join(lines)), as_json=as_json)
 
 
 @app.command()
-def log(context: typer.Context, name: str = NAME, services: str = SERVICES, invocation: str = INVOCATION, as_json: bool = JSON) -> None:
-    """Print the lines of one start, the supervisor's own among them."""
+def log(
+    context: typer.Context, name: str = ANY, services: str = SERVICES, invocation: str = INVOCATION, fleet_path: str = OF_FLEET,
+    deployment: str = DEPLOYMENT, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Print the lines of one start, those of its service manager about it among them; with --fleet of a deployment's service."""
     session: Session = context.obj
-    service = _service(session, services, name)
-    lines = service.log(invocation or service.snapshot().invocation_id)
+    managers: Sequence[ServiceManager] = (
+        _of_fleet(session, name, fleet_path, deployment) if fleet_path else (_service(session, services, _needed(name)),)
+    )
+    if len(managers) > 1:
+        raise typer.BadParameter(f"NAME: say whose log: {', '.join(manager.name for manager in managers)}")
+    lines = managers[0].log(invocation or managers[0].snapshot().invocation_id)
     session.show(Answer("service log", msgspec.to_builtins(lines), "\n".join(line.text for line in lines)), as_json=as_json)
+
+
+def _needed(name: str) -> str:
+    if not name:
+        raise typer.BadParameter("NAME: name a service of the services folder, or give --fleet")
+    return name
+
+
+def _of_fleet(session: Session, name: str, fleet_path: str, deployment: str) -> tuple[ServiceManager, ...]:
+    """The services of a deployment; with a name those that bear it, as a unit or as a unit on a node."""
+    from opsctl.rollout import target  # it stands on this package
+
+    one = fleet.load(fleet_path).one(deployment)
+    managers = target.of(one, fleet_path, session.env).managers
+    found = tuple(manager for manager in managers if name in ("", manager.name, manager.name.rpartition("@")[0]))
+    if not found:
+        known = ", ".join(manager.name for manager in managers)
+        raise typer.BadParameter(f"NAME: {one.name} has no service {name}, but {known}")
+    return found
 
 
 @app.command()

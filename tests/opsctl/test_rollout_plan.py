@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -9,8 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from opsctl import cli
 from opsctl.rollout import boots
-from opsctl.service.manager import State
+from opsctl.service.manager import Override, State
 from tests.opsctl.site import SERVER, Site, wait_until
 
 MakeSite = Callable[..., Site]
@@ -58,10 +60,6 @@ def test_a_plan_shows_files_order_revert_target_and_where_each_deadline_comes_fr
 
 
 def text_of(site: Site, *words: str) -> str:
-    import io
-
-    from opsctl import cli
-
     out = io.StringIO()
     argv = [word for word in site.argv(*words) if word != "--json"]
     cli.main(argv, site.env, stdin=io.StringIO(), stdout=out, stderr=io.StringIO())
@@ -102,6 +100,17 @@ def test_a_red_baseline_may_be_gone_on_from_only_when_it_is_said(make_site: Make
     ran = site.apply("--unset", "garbage", "--allow-red", "--no-revert-target")
     assert ran.code == 0, ran.err
     assert site.rollout("status").data["verified"]["by"] == ran.data["id"]
+
+
+def test_a_change_made_by_hand_past_the_rollout_is_taken_back_by_one_and_nothing_else_is_built_on_it(make_site: MakeSite) -> None:
+    site = make_site()
+    assert site.rollout("verify").code == 0
+    service = site.services[0]
+    service.restore(Override((*service.command().argv, "--page-size", "32")))
+    refused = site.apply("--set", "page-size=64", "--incident")
+    assert refused.code == 2 and "configured otherwise than when it was last verified" in refused.errors[0]["message"]
+    ran = site.apply("--unset", "page-size", "--incident")
+    assert ran.code == 0, ran.err
 
 
 def test_a_crash_loop_is_not_recorded_as_verified_in_its_good_minute(make_site: MakeSite) -> None:
@@ -175,3 +184,19 @@ def test_a_unit_file_is_refused_where_there_are_none_and_where_the_file_is_not(m
     (tmp_path / "x.service").write_text("[Service]\nExecStart=/bin/sleep 1\n")
     ran = site.rollout("plan", "--unit-file", str(tmp_path / "x.service"))
     assert ran.code == 2 and "has no unit files; change its definition" in ran.errors[0]["message"]
+
+
+def test_a_deployments_services_and_their_logs_are_seen_by_the_fleet_file(make_site: MakeSite) -> None:
+    site = make_site(nodes=2)
+
+    def service(*words: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        fleet = str(site.folder / "fleet.toml")
+        code = cli.main(["service", *words, "--fleet", fleet], site.env, stdin=io.StringIO(), stdout=out, stderr=err)
+        return int(code), out.getvalue(), err.getvalue()
+
+    wait_until(lambda: [line.split(",")[0] for line in service("status")[1].splitlines()] == ["node0: active", "node1: active"])
+    assert "boot of" in service("log", "node1")[1]
+    assert service("log")[2].startswith("error: Invalid value: NAME: say whose log: node0, node1")
+    code, _, err = service("status", "node7")
+    assert code == 2 and "d has no service node7, but node0, node1" in err
