@@ -126,7 +126,8 @@ class Baseline:
                 "run `opsctl rollout verify` while it is well"
             )
         moved = [service.name for service in made.services if known.services.get(service.name) != service.before]
-        if moved:
+        restored = all(known.services.get(service.name) == service.after for service in made.services)
+        if moved and not restored:  # a change made by hand may be taken back: that is what was verified
             return f"{', '.join(moved)}: configured otherwise than when it was last verified ({known.at_utc})", (
                 "a revert would not give back what was verified; restore that configuration first"
             )
