@@ -1,9 +1,10 @@
-"""Two changes of a real vLLM server by ``opsctl rollout``: ``python -m tests.slow.vllm_rollout --vllm VENV/bin/python [--only good|bad]``.
+"""Two changes of a real vLLM server by ``opsctl rollout``: ``python -m tests.slow.vllm_rollout --vllm VENV/bin/python``.
 
 Not part of the suite: vLLM is a peer, not a dependency (``vllm_monitor.py`` says how it is installed). It runs as a plain
 systemd unit on a real node, with the operator at the other end of ssh and a client that never stops asking.
 
-*good*: ``--max-num-seqs 8``, which must be committed. *bad*: ``--max-model-len 1000000``, a flag that vLLM knows with a value
+First what runs is verified, so that both changes may take the recorded baseline (``--incident``: on a CPU an answer takes
+seconds). *good*: ``--max-num-seqs 8``, which must be committed. *bad*: ``--max-model-len 1000000``, a flag that vLLM knows with a value
 that it refuses after half a minute of importing, at which it exits; it must be reverted, proven and paged.
 Prints the transcript; exit status 1 when an end is not as it must be.
 """
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from engine import default_model
@@ -84,7 +84,7 @@ class Show:
         self.pages_file, self.beats_file = folder / "pages", folder / "beats"
         for file in (self.pages_file, self.beats_file):
             file.touch()
-        for argv in ((ROOT / "tests/opsctl/page_sink.py", "10.77.0.1", "9000", self.pages_file), (PULSE, URL, self.beats_file, "2")):
+        for argv in ((ROOT / "tests/opsctl/page_sink.py", "10.77.0.1", "9000", self.pages_file), (PULSE, URL, self.beats_file, "2", "20")):
             process = subprocess.Popen([*self._here, sys.executable, *argv])
             undo.callback(process.wait, 10)
             undo.callback(process.kill)
@@ -134,10 +134,16 @@ class Show:
         return [json.loads(line)["title"] for line in self.pages_file.read_text().splitlines()]
 
 
-def change(show: Show, flag: str, value: str, *, code: int, page: bool, boot_s: float) -> None:
+def verify(show: Show) -> None:
+    if code := show.opsctl("rollout", "verify", "--stable-s", "10"):
+        raise Failed(f"verify: exit status {code}")
+
+
+def change(show: Show, flag: str, value: str, boot_s: float, *, code: int, page: bool) -> None:
     """One rollout, and how it ended as the node, the client and the pager saw it."""
     pages, since = len(show.pages()), time.monotonic()
-    ended = show.opsctl("rollout", "apply", "--yes", "--stable-s", "10", "--set", f"{flag}={value}", "--reason", "shown on a peer")
+    why = ("--reason", "shown on a peer")
+    ended = show.opsctl("rollout", "apply", "--yes", "--incident", "--stable-s", "10", "--set", f"{flag}={value}", *why)
     now = time.monotonic()
     wait_until(lambda: show.served(now), 60, "the client to be served")
     without = gaps.without_service(gaps.beats(show.beats_file.read_text(), since))
@@ -149,16 +155,17 @@ def change(show: Show, flag: str, value: str, *, code: int, page: bool, boot_s: 
         raise Failed(f"--{flag}={value}: exit status {ended}, {code} was due; {'new' if new else 'old'} runs; pages {paged}")
 
 
-PARTS: dict[str, Callable[[Show, float], None]] = {
-    "good": lambda show, boot_s: change(show, "max-num-seqs", "8", code=0, page=False, boot_s=boot_s),
-    "bad": lambda show, boot_s: change(show, "max-model-len", "1000000", code=3, page=True, boot_s=boot_s),
-}
+def good(show: Show, boot_s: float) -> None:
+    change(show, "max-num-seqs", "8", boot_s, code=0, page=False)
+
+
+def bad(show: Show, boot_s: float) -> None:
+    change(show, "max-model-len", "1000000", boot_s, code=3, page=True)
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.slow.vllm_rollout", description=__doc__)
     parser.add_argument("--vllm", required=True, help="the interpreter that vLLM is installed for")
-    parser.add_argument("--only", choices=tuple(PARTS), help="one of the two")
     asked = parser.parse_args(words)
     if why := nodes.missing(ssh=True):
         print(f"vllm_rollout: {why}", file=sys.stderr)
@@ -169,9 +176,9 @@ def main(words: list[str]) -> int:
         try:
             boot_s = show.start()
             show.tell(f"vLLM serves {boot_s:.0f} s after its unit was started")
-            for part, play in PARTS.items():
-                if asked.only in (None, part):
-                    play(show, boot_s)
+            verify(show)
+            good(show, boot_s)
+            bad(show, boot_s)
         except AssertionError as error:
             log = show.node.run(["journalctl", "-u", UNIT, "-o", "cat", "--no-pager", "-n", "60"]).out.decode(errors="replace")
             print(f"FAILED: {error}\nthe journal of the unit ends:\n{log}", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""A client that never stops asking, as a process of its own: ``pulse.py URL FILE [PAUSE]`` appends ``SECONDS 0|1`` for
-each completion that was asked for (monotonic time of the asking; 1: answered), with PAUSE seconds between two."""
+"""A client that never stops asking, as a process of its own: ``pulse.py URL FILE [PAUSE [LIMIT]]`` appends ``SECONDS 0|1`` for
+each completion that was asked for (monotonic time of the asking; 1: answered), with PAUSE seconds between two, and at most LIMIT for one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import httpx
 BODY = {"model": "", "messages": [{"role": "user", "content": "a pulse"}], "max_tokens": 4, "temperature": 0}
 
 
-def main(url: str, file: Path, pause_s: float = 0.05) -> None:
-    with httpx.Client(timeout=2, trust_env=False) as client, file.open("a") as out:
+def main(url: str, file: Path, pause_s: float = 0.05, limit_s: float = 2.0) -> None:
+    with httpx.Client(timeout=limit_s, trust_env=False) as client, file.open("a") as out:
         while True:
             begun = time.monotonic()
             try:
