@@ -85,7 +85,7 @@ def _learn(playing: Playing) -> None:
 def _inject(playing: Playing) -> None:
     """A change by hand and the method's steps; the injection is the first of them that has begun."""
     drill = playing.drill
-    playing.begun = time.monotonic()
+    playing.begun, playing.before = time.monotonic(), playing.stage.configuration()
     if drill.by_hand is not None:
         playing.aside(f"{playing.since():6.1f} s  by hand, past every guard: {' '.join(map(str, drill.by_hand.edits()))}")
         playing.stage.change_by_hand(drill.by_hand)

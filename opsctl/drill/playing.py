@@ -40,7 +40,8 @@ class Responder(Protocol):
 
 @dataclass
 class Playing:
-    """``begun``: the monotonic second of the injection; ``named``: of the last verdict that was new."""
+    """``begun``: the monotonic second of the injection; ``named``: of the last verdict that was new; ``before``: the
+    configuration that the server was verified with, and ``back``: when it was first seen to have it again."""
 
     playbook: Playbook
     stage: Stage
@@ -50,6 +51,8 @@ class Playing:
     deadlines: Deadlines
     begun: float = 0.0
     named: float = 0.0
+    before: str = ""
+    back: float = 0.0
     events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -127,8 +130,12 @@ class Playing:
         return max(first, self.named) if self.drill.also else first
 
     def good(self) -> float | None:
-        """The monotonic second of the first good answer after all was seen. Where answers came and were wrong, it is one that equals
-        the answer that was recorded at rest, given beside others."""
+        """The monotonic second of the first good answer after all was seen. Where a configuration was wrong, it comes from the
+        one before: the good minute of a loop is none. Where answers came and were wrong, it equals, beside others, the one
+        that was recorded at rest."""
+        if self.drill.by_hand is not None:
+            self.back = 0.0 if self.stage.configuration() != self.before else self.back or time.monotonic()
+            return self.traffic.good_after(max(self.seen, self.back)) if self.back else None
         if not self.drill.canary:
             return self.traffic.good_after(self.seen)
         right = (event["mono_s"] for event in self.events if event["event"] == "canary" and event["answer"] == "same" and event["loaded"])

@@ -80,10 +80,22 @@ class Stage:
             now = manager.command()
             manager.restore(Override(flags.edit(now.argv, change.edits()), dict(change.env), now.mounts))
 
+    def boxes(self) -> list[Path]:
+        """The black boxes of the ranks on this machine."""
+        here = [service.run_dir for node in self.deployment.node if not node.ssh for service in node.service]
+        return sorted(box for folder in here for box in Path(folder).glob("rank-*.box"))
+
+    def configuration(self) -> str:
+        """The digest of what each rank here runs with; of several when they differ, empty when none can be read."""
+        found = set()
+        for box in self.boxes():
+            with contextlib.suppress(OSError, blackbox.BoxError):
+                found.add(blackbox.read(box, events=False).header.config_digest)
+        return "+".join(sorted(found))
+
     def stopped_pid(self) -> str:
         """The pid of the rank that stands in state T on this machine. Raises StageError when there is none."""
-        here = [service.run_dir for node in self.deployment.node if not node.ssh for service in node.service]
-        for box in sorted(box for folder in here for box in Path(folder).glob("rank-*.box")):
+        for box in self.boxes():
             pid = blackbox.read(box, events=False).header.pid
             with contextlib.suppress(OSError):
                 if "\nState:\tT" in Path(f"/proc/{pid}/status").read_text():
