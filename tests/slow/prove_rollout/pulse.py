@@ -1,5 +1,5 @@
 """A client that never stops asking, as a process of its own: ``pulse.py URL FILE [PAUSE [LIMIT]]`` appends ``SECONDS 0|1`` for
-each completion that was asked for (monotonic time of the asking; 1: answered), with PAUSE seconds between two, and at most LIMIT for one."""
+each completion that was asked for (monotonic time of the asking; 1: answered), PAUSE seconds apart, each given LIMIT at most."""
 
 from __future__ import annotations
 
