@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from opsctl.service import journal
@@ -38,7 +39,7 @@ def parse(text: str, name: str) -> Container:
         config, state = found["Config"], found["State"]
         image = config.get("Image") or found["ImageName"]
         return Container(found["Id"], str(image), tuple(config.get("Cmd") or ()), int(state["Pid"]), int(found.get("RestartCount") or 0))
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ServiceError(f"container {name}: its inspection cannot be read: {error!r}") from error
 
 
@@ -75,14 +76,16 @@ class ContainerService(SystemdService):
         inside, planned = self._inspect(), self.command().argv
         if inside is None or not inside.pid:
             return ()
-        at = _image_at(planned, inside.image)
-        return (*planned[:at], inside.image, *(inside.command if len(planned) > at + 1 else ()))
+        at = image_at(planned, inside.image)
+        return (*planned[: at + 1], *(inside.command if len(planned) > at + 1 else ()))
 
     def image(self) -> str:
+        """As the unit's command names it: podman tells the name that it resolved a short one to."""
         inside = self._inspect()
         if inside is None:
             raise ServiceError(f"{self.name}: no container {self._container} runs, so its image is not known; start the service first")
-        return inside.image
+        planned = self.command().argv
+        return planned[image_at(planned, inside.image)]
 
     def has_image(self, name: str) -> bool:
         return self._do(self._runtime(), "image", "inspect", name, deadline_s=_INSPECT_S).code == 0
@@ -111,7 +114,15 @@ class ContainerService(SystemdService):
         return journal.lines(self._do, invocation_id, user=self._user, container_id=ids, last_s=last_s)
 
 
-def _image_at(argv: tuple[str, ...], image: str) -> int:
-    if argv.count(image) != 1:
-        raise ServiceError(f"the image {image} is {argv.count(image)} times in the unit's command, not once: {shlex.join(argv)[:200]}")
-    return argv.index(image)
+def image_at(argv: Sequence[str], image: str) -> int:
+    """Where a command names the image that its container runs. Raises ServiceError when that is not one place."""
+    places = [at for at, word in enumerate(argv) if word == image] or [at for at, word in enumerate(argv) if _is_short_for(word, image)]
+    if len(places) != 1:
+        raise ServiceError(f"the image {image} is {len(places)} times in the unit's command, not once: {shlex.join(argv)[:200]}")
+    return places[0]
+
+
+def _is_short_for(word: str, image: str) -> bool:
+    """``lb`` and ``lb:latest`` are short for ``docker.io/library/lb:latest``."""
+    whole = word if ":" in word.rpartition("/")[2] or "@" in word else f"{word}:latest"
+    return bool(word) and not word.startswith("-") and (whole == image or image.endswith(f"/{whole}"))
