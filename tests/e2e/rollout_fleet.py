@@ -114,9 +114,9 @@ class Fleet:
     def apply(self, *words: str) -> tuple[int, dict[str, Any], str]:
         return self.rollout("apply", "--yes", "--boot-deadline-s", "15", *words)
 
-    def argv(self, node: nodes.SystemdNode) -> list[str]:
-        """What the unit's main process runs, empty when there is none."""
-        pid = node.run(["systemctl", "show", "-P", "MainPID", UNIT]).out.decode().strip()
+    def argv(self, node: nodes.SystemdNode, unit: str = UNIT) -> list[str]:
+        """What a unit's main process runs, empty when there is none."""
+        pid = node.run(["systemctl", "show", "-P", "MainPID", unit]).out.decode().strip()
         return node.run(["cat", f"/proc/{pid}/cmdline"]).out.decode().split("\0")[:-1] if pid != "0" else []
 
     def drop_ins(self) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -10,9 +11,10 @@ import pytest
 
 from tests.e2e import nodes
 from tests.e2e.rollout_fleet import UNIT, Fleet
-from tests.opsctl.site import wait_until
+from tests.opsctl.site import SERVER, wait_until
 
 pytestmark = pytest.mark.nodes
+FAKE_RUNTIME = SERVER.parent / "fake_runtime.py"
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +136,33 @@ def test_a_node_that_is_cut_off_reverts_alone_and_the_operator_is_paged(fleet: F
         pass
     assert code == 3
     assert fleet.none_runs("97")
+
+
+@pytest.mark.slow
+def test_another_image_of_a_units_container_is_rolled_out_and_one_that_is_not_there_refused(fleet: Fleet) -> None:
+    """Under the fake runtime, named so: no container engine is here. The server inside is the contract server."""
+    node, port = fleet.nodes[0], 30001
+    start = f"{FAKE_RUNTIME} run --rm --name box lb:1 serve --host 0.0.0.0 --port {port} --speaks sglang"
+    (node.root / "etc/systemd/system/box.service").write_text(
+        f"[Service]\nType=notify\nNotifyAccess=all\nExecStart={start}\nEnvironment=FAKE_RUNTIME_PROGRAM={sys.executable}:{SERVER} "
+        "PYTHONUNBUFFERED=1\nKillMode=mixed\nTimeoutStopSec=5\nSuccessExitStatus=143\n"
+    )
+    node.run(["sh", "-c", "systemctl daemon-reload; systemctl start box.service; echo lb:1 lb:2 >/run/fake-runtime/.images"])
+    whole = (fleet.folder / "fleet.toml").read_text()
+    ssh = f"-F {fleet.folder / 'ssh_config'} n1"
+    (fleet.folder / "fleet.toml").write_text(
+        f"[deployment.box]\nengine = 'sglang'\napi = 'http://10.77.0.11:{port}'\nstable_s = 0.5\n[[deployment.box.node]]\nname = 'n1'\n"
+        f"ssh = '{ssh}'\n[[deployment.box.node.service]]\nunit = 'box.service'\ncontainer = 'box'\n"
+        "[page]\nurls = ['json://10.77.0.1:9000/']\n"
+    )
+    try:
+        code, answer, _ = fleet.rollout("plan", "--image", "lb:3")
+        assert code == 2 and "the new image lb:3 is not there on n1; pull it first" in answer["errors"][0]["message"]
+        code, answer, err = fleet.apply("--image", "lb:2")
+        assert code == 0, (err, answer["errors"])
+        assert "lb:2" in fleet.argv(node, "box.service")
+        snapshot = fleet.rollout("status")[1]["data"]["services"][0]
+        assert len(snapshot["container_id"]) == 64 and "lb:2" in snapshot["argv"]
+    finally:
+        (fleet.folder / "fleet.toml").write_text(whole)
+        node.run(["systemctl", "stop", "box.service"])

@@ -3,7 +3,7 @@
 
 ``run [--rm] [--name N] IMAGE ARGS...`` runs the program of $FAKE_RUNTIME_PROGRAM (words parted by colons) with ARGS in
 the foreground, ``inspect N`` answers in the shape of ``docker inspect``, ``image inspect NAME`` knows the images that
-$FAKE_RUNTIME_IMAGES names (none given: every one). There is no image, no namespace and no isolation behind it.
+the file ``.images`` of its state folder names (no file: every one). There is no image, no namespace and no isolation behind it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def main(words: list[str]) -> int:
     if words[0] == "run":
         return run(words[1:])
     if words[:2] == ["image", "inspect"]:
-        images = os.environ.get("FAKE_RUNTIME_IMAGES", words[2]).split(",")
-        return 0 if words[2] in images else 1
+        known = STATE / ".images"
+        return 0 if not known.exists() or words[2] in known.read_text().split() else 1
     try:
         print((STATE / words[1]).read_text())
     except FileNotFoundError:
