@@ -15,6 +15,7 @@ import typer
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
+from monitors.judge.verdict import Class
 from opsctl.answer import Answer, Problem, Session
 from opsctl.drill import history, report
 from opsctl.drill.auto import Auto
@@ -153,14 +154,15 @@ def _group(session: Session, same: list[Playbook], responder: Responder, where: 
     while left:
         home = folder.with_name(f"{folder.name}-{attempt}") if attempt else folder
         attempt += 1
-        before, now = len(left), left[0]
+        before, now, said = len(left), left[0], set[str]()
         try:
             with _stage(session, _drill(now), where, home, model) as stage:
                 while left:
                     now = left.pop(0)
                     found = _played(session, now, stage, responder, seed)
                     scores.append(found)
-                    if stage.own and (stage.changed or not found.passed):
+                    said |= set(found.verdicts)
+                    if stage.own and (stage.changed or not found.passed or (left and _paged_already(left[0], said))):
                         break
         except (StageError, OSError) as error:
             session.talk(f"{now.name}: not played: {error}")
@@ -168,6 +170,13 @@ def _group(session: Session, same: list[Playbook], responder: Responder, where: 
             if len(left) == before:  # there is no server for the others either
                 return homeless
     return homeless
+
+
+def _paged_already(playbook: Playbook, said: set[str]) -> bool:
+    """Whether the same monitor would not page for it: two wedges are two incidents, but a crash or wrong answers of the same
+    class are one for some minutes."""
+    drill = _drill(playbook)
+    return any(name in said and not Class(name).is_hang for name in (*drill.verdicts, *drill.also))
 
 
 def _played(session: Session, playbook: Playbook, stage: Stage, responder: Responder, seed: int | None) -> Score:
