@@ -214,7 +214,8 @@ def load(path: Path | str) -> Fleet:
     try:
         text = where.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetError([f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
+        remedy = "; give it with --fleet FILE, or go to where it lies" if isinstance(error, FileNotFoundError) else ""
+        raise FleetError([f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}{remedy}"]) from error
     return parse(text, str(where))
 
 

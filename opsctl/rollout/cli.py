@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,20 @@ from opsctl.rollout.voice import Voice
 from opsctl.service.wait import Waiter
 
 app = typer.Typer(
-    no_args_is_help=True, help="Change a deployment's flags under guard: proven by real completions, else reverted by itself."
+    no_args_is_help=True,
+    help="""Change a deployment's flags under guard: proven by real completions, else reverted by itself.
+
+\b
+At night, in this order:
+  opsctl rollout status                        what runs, and whether a rollout is open
+  opsctl rollout plan  --set FLAG=VALUE        what would happen; touches nothing
+  opsctl rollout apply --set FLAG=VALUE --reason "why"
+                                               add --incident when the server is down or wedged
+  opsctl rollout abort                         back to the last verified configuration
+While all is well, once: opsctl rollout verify (it is what a revert goes back to).
+
+Whatever becomes of this command, its machine or the network: each node goes back by itself, and pages.
+""",
 )
 
 _PUT_BACK_S = 40.0  # the supervisor ends this command after a minute
@@ -53,8 +67,10 @@ def _shelf(session: Session, fleet_path: str) -> Shelf:
     return Shelf.of("playbooks", ".yaml", session.env, fleet_path)
 
 
-def _plan_text(made: Plan, desk: Desk) -> str:
-    return plantext.text(made, survey.told(made, desk.survey.unagreed(made)), boots.read(desk.folder))
+def _plan_text(made: Plan, desk: Desk, fleet_path: str, deployment: str) -> str:
+    where = f" --fleet {shlex.quote(fleet_path)}" if fleet_path != "fleet.toml" else ""
+    where += f" --deployment {deployment}" if deployment else ""
+    return plantext.text(made, survey.told(made, desk.survey.unagreed(made)), boots.read(desk.folder), where)
 
 
 def _plan_data(made: Plan) -> dict[str, Any]:
@@ -70,11 +86,14 @@ def _finished(session: Session, command: str, result: Result, as_json: bool) -> 
 @app.command()
 @changing
 def plan(context: typer.Context, *, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, as_json: bool = JSON, options: Options) -> None:
-    """Show what a change would do, for every service: arguments, files, order, deadlines, revert target. Touches nothing."""
+    """Show what a change would do, for every service: arguments, files, order, deadlines, revert target. Touches nothing.
+
+    For example: opsctl rollout plan --set grammar-backend=none
+    """
     session: Session = context.obj
     with _desk(session, fleet_path, deployment) as (desk, _):
         made = desk.plan(options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=False))
-        session.show(Answer("rollout plan", _plan_data(made), _plan_text(made, desk)), as_json=as_json)
+        session.show(Answer("rollout plan", _plan_data(made), _plan_text(made, desk, fleet_path, deployment)), as_json=as_json)
 
 
 @app.command()
@@ -86,6 +105,9 @@ def apply(
 ) -> None:  # fmt: skip
     """Carry a change out: change, restart, prove, watch, commit. Whatever fails is reverted, and the revert proven.
 
+    It shows the plan and asks before it touches anything. Ctrl-C reverts; a second one leaves that to each node. For example:
+    opsctl rollout apply --set grammar-backend=none --reason "hang at the grammar barrier"
+
     Exit status: 0 committed, 3 reverted, 4 stuck (look now), 5 held, 6 locked, 7 unreachable, 9 the baseline is not green.
     """
     session: Session = context.obj
@@ -93,11 +115,11 @@ def apply(
         wish = options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=attended or session.attended)
         if dry_run:
             made = desk.plan(wish)
-            session.show(Answer("rollout apply", _plan_data(made), _plan_text(made, desk)), as_json=as_json)
+            session.show(Answer("rollout apply", _plan_data(made), _plan_text(made, desk, fleet_path, deployment)), as_json=as_json)
             return
 
         def agree(made: Plan) -> bool:
-            session.talk(_plan_text(made, desk))
+            session.talk(_plan_text(made, desk, fleet_path, deployment))
             if yes or not session.attended:
                 return yes
             with voice.quiet():
@@ -122,7 +144,8 @@ def abort(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, reason: str = REASON, lock_wait: float = LOCK_WAIT,
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
-    """Go back to the last verified configuration, and prove it."""
+    """End a rollout that is open: back to the last verified configuration, and prove it. Not for one that was committed:
+    that is changed back by another rollout."""
     session: Session = context.obj
     with _desk(session, fleet_path, deployment, lock_wait) as (desk, _):
         _finished(session, "rollout abort", desk.abort(reason), as_json)
@@ -149,7 +172,8 @@ def verify(
 
 @app.command()
 def status(context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, as_json: bool = JSON) -> None:
-    """Say what each service runs, what holds it, which files are mounted over others, and how the last rollout ended."""
+    """Say what each service runs, what holds it, which files are mounted over others, how the last rollout ended or stands,
+    and what to do next. Touches nothing."""
     session: Session = context.obj
     with _desk(session, fleet_path, deployment) as (desk, _):
         data = desk.status()
@@ -167,7 +191,9 @@ def status(context: typer.Context, fleet_path: str = FLEET, deployment: str = DE
     if last and last["next"]:
         lines.append(f"  {last['next']}")
     lines.append(
-        f"revert target: {known['digest'][:12] or 'recorded'}, verified {known['at_utc']}" if known else "no verified configuration"
+        f"revert target: {known['digest'][:12] or 'recorded'}, verified {known['at_utc']}"
+        if known
+        else "revert target: none, nothing was ever verified; while it is well: opsctl rollout verify"
     )
     lines += data["out_of_router"].splitlines()
     lines += [f"page owed: {text}" for text in data["owed"]]
@@ -182,7 +208,9 @@ def history(context: typer.Context, fleet_path: str = FLEET, deployment: str = D
         found = desk.history()
         empty = f"no rollout of {desk.deployment.name} yet (journals would lie in {desk.folder})"
     lines = [
-        f"{r['id']}  {r['state']:<10} {r['by']:<10} {' '.join(r['edits'])}{'  # ' + r['reason'] if r['reason'] else ''}" for r in found
+        f"{r['id']}  {r['state']:<10} {r['by']:<10} {' '.join(r['edits'])}{'  # ' + r['reason'] if r['reason'] else ''}"
+        + (f"\n{'':<24}{r['why'][:160]}" if r["why"] and r["state"] != "committed" else "")
+        for r in found
     ]
     session.show(Answer("rollout history", found, "\n".join(lines) or empty), as_json=as_json)
 

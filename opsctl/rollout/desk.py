@@ -214,7 +214,7 @@ class Desk:
                 made, stable_s=self.deployment.stable_s, allow_red=wish.allow_red, no_revert_target=wish.no_revert_target
             )
             if not agree(made):
-                raise Refused(ExitCode.USAGE, "not agreed to; nothing was changed", "say yes, or give --yes")
+                raise Refused(ExitCode.USAGE, "nobody agreed to the plan; nothing was changed", "answer yes at the terminal, or give --yes")
             if self.plan(wish, predicts=False).digest != made.digest:
                 raise Refused(ExitCode.USAGE, "the services changed while the plan was being read", "plan again")
             stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
@@ -248,7 +248,8 @@ class Desk:
     def _refuse_unfinished(self) -> None:
         last = self._last()
         if last is not None and last.entries and not last.state.final and last.state is not State.planned:
-            raise Refused(ExitCode.LOCKED, f"rollout {last.id} is {last.state}", "opsctl rollout resume, or opsctl rollout abort")
+            remedy = "how it stands: opsctl rollout status; carry it on: opsctl rollout resume; take it back: opsctl rollout abort"
+            raise Refused(ExitCode.LOCKED, f"rollout {last.id} has not ended, its journal stops at {last.state}", remedy)
         for manager in self.target.managers:
             if manager.read_change().trial is not None:
                 holder = manager.lease_token() or "nobody"
@@ -292,7 +293,8 @@ class Desk:
     def _unfinished(self, attended: bool) -> Guard:
         last = self._last()
         if last is None or not last.entries or last.state in (State.committed, State.reverted):
-            raise Refused(ExitCode.USAGE, "no rollout of this deployment is under way", "opsctl rollout history")
+            raise Refused(ExitCode.USAGE, "no rollout of this deployment is under way, so there is nothing to carry on or take back",
+                          "what there was: opsctl rollout history; to change something: opsctl rollout plan --set FLAG=VALUE")  # fmt: skip
         kept = last.entries[0].data.get("baseline")
         baseline = msgspec.convert(kept, Verified) if kept else verified.read(self.folder)
         if baseline is None:

@@ -118,12 +118,22 @@ class Plan(msgspec.Struct, frozen=True):
 
     def diff(self) -> str:
         """Unified, one argument or variable a line, each service and each file under its own heading."""
+        return "\n".join(part for part in (self.commands_diff(), self.files_diff()) if part)
+
+    def commands_diff(self) -> str:
+        """What each service runs, now and then."""
         parts: list[str] = []
         for service in self.services:
             where = f"{service.name} on {service.node}"
             parts += difflib.unified_diff(
                 _lines(service.before), _lines(service.after), f"{where} (now)", f"{where} (planned)", n=2, lineterm=""
             )
+        return "\n".join(parts)
+
+    def files_diff(self) -> str:
+        """The files that make it last, now and as the commit writes them."""
+        parts: list[str] = []
+        for service in self.services:
             for file in service.files:
                 old, new = file.before.splitlines(), file.after.splitlines()
                 parts += difflib.unified_diff(old, new, f"{service.node}:{file.path} (now)", f"{service.node}:{file.path} (at the commit)",
@@ -159,7 +169,10 @@ def make(
     services = [_service(manager, wish) for manager in managers]
     if all(service.before == service.after and not service.unit_text for service in services):
         raise flags.EditError(
-            f"{deployment}: {', '.join(wish.words()) or 'nothing given'}: every service runs so already; nothing to roll out"
+            f"{deployment}: {', '.join(wish.words())}: every service runs so already; nothing to roll out"
+            if wish.words()
+            else f"{deployment}: no change is given; say what with --set FLAG=VALUE, --unset FLAG, --env NAME=VALUE, --playbook NAME "
+            "or another option of `opsctl rollout plan --help`"
         )
     before_digest = after_digest = ""
     if predicts:

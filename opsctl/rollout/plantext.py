@@ -12,9 +12,11 @@ _NAMES = {"boot_s": "boot", "answer_s": "one answer", "stable_s": "steady", "sto
           "revert_boot_s": "revert's boot"}  # fmt: skip
 
 
-def text(made: Plan, callers: str, recorded: Sequence[Boot]) -> str:
-    """What changes, in which order, how long it may take and what it goes back to. ``callers``: see ``survey.told``."""
-    parts = [f"rollout of {made.deployment}: {' '.join(made.edits)}" + (f"  # {made.reason}" if made.reason else ""), "", made.diff(), ""]
+def text(made: Plan, callers: str, recorded: Sequence[Boot], where: str = "") -> str:
+    """What changes, in which order, how long it may take and what it goes back to; the files last. ``callers``: see
+    ``survey.told``; ``where``: the words that name the fleet file and the deployment, for the command that carries it out."""
+    parts = [f"rollout of {made.deployment}: {' '.join(made.edits)}" + (f"  # {made.reason}" if made.reason else ""), "",
+             *([made.commands_diff(), ""] if made.commands_diff() else [])]  # fmt: skip
     if made.digest_after:
         same = "  (the same: nothing that the engine declares changes)" if made.digest_after == made.digest_before else ""
         parts.append(f"configuration   {made.digest_before[:12]} -> {made.digest_after[:12]}{same}")
@@ -25,9 +27,15 @@ def text(made: Plan, callers: str, recorded: Sequence[Boot]) -> str:
     parts += [f"  {_NAMES[key]:<14} {getattr(made.times, key):>7.6g} s  {why}" for key, why in made.times_from.items()]
     trials = sorted({file.trial for service in made.services for file in service.files})
     parts.append(f"until the commit the change lies in {', '.join(trials)}; a reboot, or silence of this command, takes it away")
+    parts += ["", "files that the commit writes:", made.files_diff(), ""]
     parts += [f"note: {note}" for note in made.notes]
-    parts.append(f"plan {made.digest}; carried out by: opsctl rollout apply {' '.join(made.edits)}")
+    parts.append(f"plan {made.digest}; nothing was touched. Carried out by:\n  opsctl rollout apply {command(made.edits)}{where}")
     return "\n".join(parts)
+
+
+def command(edits: Sequence[str]) -> str:
+    """The words of a change as a shell takes them."""
+    return " ".join(f"{option} {shlex.quote(value)}" for option, _, value in (one.partition(" ") for one in edits))
 
 
 def _order(made: Plan, boot: Boot | None) -> list[str]:

@@ -13,6 +13,14 @@ from opsctl.rollout.journal import State
 
 _CODES = {State.committed: ExitCode.DONE, State.reverted: ExitCode.REVERTED, State.stuck: ExitCode.STUCK, State.held: ExitCode.HELD}
 
+_NEXT = {
+    State.committed: "nothing to do; it is what a revert goes back to from now on. To take it back, roll the old values out again",
+    State.reverted: "what ran before serves again. Why it failed stands above, all of it in: opsctl rollout show {id}",
+    State.held: "look at what could not be told, then opsctl rollout resume, or opsctl rollout abort; else it reverts by itself",
+    State.stuck: "LOOK NOW, it is not known that anybody is served: opsctl rollout status, opsctl triage; opsctl rollout abort tries the "
+    "revert again",
+}
+
 
 class Page(msgspec.Struct, frozen=True):
     """``sent`` None: none was due."""
@@ -51,15 +59,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         lines = [f"rollout {self.id} of {self.deployment}: {self.state}{f' ({self.why})' if self.why else ''}"]
         for title, checks in (("", self.checks), ("revert ", self.revert_checks)):
-            lines += [f"  {title}{check.name:<12} {check.outcome:<12} {check.evidence}" for check in checks]
+            lines += [f"  {title + check.name:<20} {check.outcome:<12} {check.evidence}" for check in checks]
         for check in self.checks:
             if check.outcome is Outcome.failed:
                 lines += [f"    | {line}" for trace in check.data.get("tracebacks", ()) for line in trace.splitlines()]
-        lines += [f"  {name:<22} {at:8.2f} s" for name, at in sorted(self.moments.items(), key=lambda item: item[1])]
+        lines += [f"  {name:<26} {at:8.2f} s" for name, at in sorted(self.moments.items(), key=lambda item: item[1])]
         if self.without_service_s is not None:
             lines.append(f"  without service for {self.without_service_s:.2f} s")
         if self.page.sent is not None:
             lines.append("  paged" if self.page.sent else f"  A PAGE WAS DUE AND DID NOT GO OUT: {self.page.reason}")
+        lines.append(f"next: {_NEXT[self.state].format(id=self.id)}")
         return "\n".join(lines)
 
 

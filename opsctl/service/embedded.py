@@ -152,7 +152,7 @@ class EmbeddedService:
         return str(self._paths.committed), text
 
     def trial_path(self) -> str:
-        return str(self._paths.trial)
+        return os.path.normpath(self._paths.trial)
 
     # Starting and stopping.
 
