@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from opsctl.drill.score import MOMENTS, Score, Taken
 from opsctl.runbooks.document import Runbook
 
-_MEANS = """Seconds after the injection, on one monotonic clock: the first page, the whole
-bundle on disk, the first good answer after all that was wrong had been seen, the beginning of the time in which all was
-well. Where there is no verdict, a rollout was injected that goes back by itself."""
+_MEANS = """Seconds after the injection, on one monotonic clock: the first page, the whole bundle on disk, the first good answer
+after all that was wrong had been seen, the beginning of the time in which all was well. Where there is no verdict, a
+rollout was injected that goes back by itself."""
 _STEPS = """Seconds of a step that went as it should, otherwise its outcome. What is not run is for another cause of the same
 class, for another service manager, or for what had ended by itself in the drill."""
 _HEAD = ("drill", "", "points", *MOMENTS[1:], "verdicts", "triage", "fidelity", "")
@@ -25,7 +25,7 @@ def page(scores: Sequence[Score], runbooks: Sequence[Runbook], machine: str) -> 
     good = sum(one.passed for one in scores)
     days = sorted({one.began_utc[:10] for one in scores})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "-"
-    lines = ["# Drills: `make drills`", "", f"{good} of {len(scores)} passed. {when}, {machine}. {_MEANS}", "",
+    lines = ["# Drills: `make drills`", "", f"{good} of {len(scores)} passed. {when}, {machine}.", "", _MEANS, "",
              *_table(_HEAD, [_row(one) for one in scores]), "",
              "## Steps of runbooks against a live fault", "", _STEPS, "",
              *_table(("runbook", "steps run", "not run", "drills"), [_covered(book, scores) for book in runbooks])]  # fmt: skip
