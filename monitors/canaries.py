@@ -21,12 +21,16 @@ class Canaries:
         self._flock = Flock(deployment.api, idle_every_s=asked.idle_every_s, load_every_s=asked.load_every_s, deadline_s=asked.deadline_s,
                             headers=auth_headers(deployment))  # fmt: skip
         self._canary = Canary()
+        self._invocation = ""
 
     def turn(self, sample: Sample) -> tuple[Sample, dict[str, object] | None]:
         """The sample with a canary that is on its way counted as held, whatever the server's gauges say; and the record
-        of the canary when answers under load are wrong."""
+        of the canary when answers under load are found wrong: once, until they have been right for a while or the server
+        was started anew."""
         if not self._flock.wanted:
             return sample, None
+        if sample.invocation and sample.invocation != self._invocation:
+            self._canary, self._invocation = self._canary.started_anew(), sample.invocation
         record = None
         came = self._flock.turn(sample.mono_s, held=sample.held, learned=bool(self._canary.recorded))
         if came is not None:
@@ -36,8 +40,8 @@ class Canaries:
             elif seeded:
                 self._canary, answer = self._canary.take(reading.value.digest, loaded=loaded)
                 self._emit("canary", answer=answer.value, loaded=loaded, seconds=round(reading.value.seconds, 3))
-                if answer is Answer.corrupt:
-                    record, self._canary = self._canary.record(), replace(self._canary, under_load=())
+                if answer is Answer.corrupt and not self._canary.declared:
+                    record, self._canary = self._canary.record(), replace(self._canary, declared=True)
             else:
                 self._emit("canary", answer="came", nonce=reading.value.nonce, seconds=round(reading.value.seconds, 3))
         return replace(sample, held=1.0) if self._flock.out_s is not None and sample.held == 0 else sample, record

@@ -26,11 +26,13 @@ class Answer(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Canary:
-    """Begin with ``Canary()``. ``recorded`` is the digest of the answer that must come."""
+    """Begin with ``Canary()``. ``recorded`` is the digest of the answer that must come; ``declared``: it has been said that answers are
+    wrong, and a window of right ones has not come since."""
 
     recorded: str = ""
     at_rest: tuple[str, ...] = ()
     under_load: tuple[str, ...] = ()
+    declared: bool = False
 
     def take(self, digest: str, *, loaded: bool) -> tuple[Canary, Answer]:
         """After one more answer. ``loaded``: other requests ran beside it."""
@@ -45,6 +47,8 @@ class Canary:
             # A server that answers otherwise at rest now is another one (a rollout): its answer is learned anew.
             return (self, Answer.same) if digest == self.recorded else (Canary(at_rest=(digest,)), Answer.learning)
         after = replace(self, under_load=(*self.under_load, digest)[-_WINDOW:])
+        if after.wrong == 0 and len(after.under_load) == _WINDOW:
+            after = replace(after, declared=False)
         if digest == self.recorded:
             return after, Answer.same
         return after, Answer.corrupt if after.wrong >= _WRONG else Answer.different
@@ -52,6 +56,10 @@ class Canary:
     @property
     def wrong(self) -> int:
         return sum(digest != self.recorded for digest in self.under_load)
+
+    def started_anew(self) -> Canary:
+        """Of another start of the server nothing is known but the answer that it owes."""
+        return replace(self, under_load=(), declared=False)
 
     def record(self) -> dict[str, object]:
         """What a bundle keeps of it; the judge counts again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from monitors import casefolder
+from monitors import casefolder, fleet
+from monitors.canaries import Canaries
 from monitors.judge.canary import Answer, Canary
+from monitors.judge.progress import Sample
 from monitors.judge.verdict import Class
 from monitors.observe import canary
 from tests.monitors.cluster import until
@@ -58,6 +61,33 @@ def test_differences_far_apart_are_not_added_up() -> None:
     assert told(*far)[1][-1] is Answer.different
 
 
+def test_wrong_answers_that_go_on_are_declared_once_until_they_were_right_for_a_while(server: Asked, tmp_path: Path) -> None:
+    """As the monitor asks: a bundle for each pair of wrong answers would push out the evidence of everything else."""
+    api = f"http://127.0.0.1:{server.server_address[1]}"
+    (tmp_path / "fleet.toml").write_text(f'[deployment.small]\nengine = "lastbatch"\napi = "{api}"\n[[deployment.small.node]]\nname = "a"\n'
+                                         '[deployment.small.canary]\nload_every_s = 1\n')  # fmt: skip
+    told: list[str] = []
+    birds = Canaries(fleet.load(tmp_path / "fleet.toml").one(""), lambda event, **fields: told.append(str(fields.get("answer", event))))
+    clock = itertools.count(0.0, 10.0)
+
+    def answered(text: str, *, held: float, invocation: str = "first") -> dict[str, object] | None:
+        """Send the next canary, and have it answered so."""
+        server.text, before = text, len(told)
+        found = None
+        birds.turn(Sample(next(clock), held, 1, invocation=invocation))
+        while len(told) == before:
+            _, found = birds.turn(Sample(0.0, held, 1, invocation=invocation))
+        return found
+
+    for _ in range(2):
+        answered("right", held=0)
+    assert [answered("wrong", held=2) is None for _ in range(5)] == [True, False, True, True, True]
+    assert all(answered("right", held=2) is None for _ in range(8))
+    assert [answered("wrong", held=2) is None for _ in range(3)] == [True, False, True]
+    assert [answered("wrong", held=2, invocation="second") is None for _ in range(3)] == [True, False, True]
+    birds.close()
+
+
 def test_a_server_that_does_not_repeat_itself_at_rest_is_said_to_be_unsteady() -> None:
     assert told(*((str(n), False) for n in range(8)))[1][-1] is Answer.unsteady
 
@@ -69,6 +99,7 @@ def test_another_answer_at_rest_is_another_server_and_is_learned_anew() -> None:
 
 class Asked(http.server.ThreadingHTTPServer):
     prompts: list[str]
+    text: str
     gate: threading.Event
 
 
@@ -84,7 +115,7 @@ def server() -> Iterator[Asked]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.server.prompts.append(body["prompt"])
             self.server.gate.wait(10)
-            self._give({"choices": [{"text": f"{body['model']} six seven"}]})
+            self._give({"choices": [{"text": f"{body['model']} {self.server.text}"}]})
 
         def _give(self, document: Any) -> None:
             data = json.dumps(document).encode()
@@ -97,7 +128,7 @@ def server() -> Iterator[Asked]:
             """Not of interest."""
 
     made = Asked(("127.0.0.1", 0), Handler)
-    made.prompts, made.gate = [], threading.Event()
+    made.prompts, made.text, made.gate = [], "six seven", threading.Event()
     made.gate.set()
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
