@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -34,7 +33,6 @@ from opsctl.rollout.verified import Verified
 from opsctl.rollout.wish import Wish
 from opsctl.service.embedded import EmbeddedService
 from opsctl.service.manager import Lease, Override, ServiceError, ServiceManager, Unreachable
-from opsctl.service.manager import State as Up
 from opsctl.service.wait import Waiter
 
 __all__ = ["Desk", "Refused", "Wish", "utc_now"]
@@ -272,19 +270,9 @@ class Desk:
             return guard.abort(why or f"aborted by {self._who['user']}")
 
     def put_back(self, rollout: str, boot_s: float) -> str:
-        """By a dead-man of this machine: what its rollout took out of its router goes back once it is active. What is left,
-        for people; the journal is not written, for somebody may be resuming."""
+        """By a dead-man of this machine, for the rollout that it reverted: see ``Drains.put_back``."""
         entry = next((self._journal(path) for path in journal.all_of(self.folder) if path.stem == rollout), None)
-        said = []
-        for one in Drains(entry.plan.drains, self.target.managers, entry, self._waiter).is_out if entry else ():
-            manager = next(manager for manager in self.target.managers if manager.name == one.service)
-            try:
-                self._waiter.until(f"{one.service} to be active", lambda m=manager: m.snapshot().state is Up.active, boot_s)  # type: ignore[misc]
-                code, out, err = manager.run(one.back, one.deadline_s)
-                said += [f"{one.service} is STILL OUT OF ITS ROUTER: {shlex.join(one.back)}: {(err or out).strip()[-200:]}"] if code else []
-            except ServiceError as error:
-                said.append(f"{one.service} is STILL OUT OF ITS ROUTER: {error}; put it back: {shlex.join(one.back)}")
-        return "\n".join(said)
+        return Drains(entry.plan.drains, self.target.managers, entry, self._waiter).put_back(boot_s) if entry else ""
 
     def _sign(self, entry: Journal, event: str, reason: str) -> None:
         """Who came back to it, and why: a line that changes no state."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from opsctl.rollout.journal import Journal
 from opsctl.rollout.plan import Drain
 from opsctl.rollout.target import Target
-from opsctl.service.manager import ServiceError, ServiceManager
+from opsctl.service.manager import ServiceError, ServiceManager, State
 from opsctl.service.wait import Deadline, Waiter
 
 _SLACK_S = 5.0
@@ -63,6 +63,19 @@ class Drains:
             self.back(group)
         except (ServiceError, OSError) as error:
             self.waiter.talk(f"NOT PUT BACK: {error}")
+
+    def put_back(self, boot_s: float) -> str:
+        """Whatever is out goes back once it is active; what is left, as ``left`` says it. The journal is not written: somebody
+        may be taking the rollout up."""
+        said = []
+        for one in self.is_out:
+            manager = next(manager for manager in self.managers if manager.name == one.service)
+            try:
+                self.waiter.until(f"{one.service} to be active", lambda m=manager: m.snapshot().state is State.active, boot_s)  # type: ignore[misc]
+                self._run(manager, one.back, f"{one.service} to be put back", one.deadline_s)
+            except ServiceError as error:
+                said.append(f"{one.service} is STILL OUT OF ITS ROUTER ({error}); put it back there: {shlex.join(one.back)}")
+        return "\n".join(said)
 
     @property
     def left(self) -> str:

@@ -78,7 +78,10 @@ def edit(argv: Sequence[str], edits: Sequence[Edit], first: int = 0) -> tuple[st
         if found:
             now[found[0][0] : found[0][1]] = wanted
         elif change.unset:
-            raise EditError(f"{change}: the command line has no --{change.flag}")
+            names = {word[2:].partition("=")[0]: None for word in now if word.startswith("--")}
+            raise EditError(
+                f"{change}: the command line has no --{change.flag}; it has {', '.join(f'--{name}' for name in names) or 'none'}"
+            )
         else:
             now += wanted
     return (*kept, *now)

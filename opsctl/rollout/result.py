@@ -15,7 +15,7 @@ _CODES = {State.committed: ExitCode.DONE, State.reverted: ExitCode.REVERTED, Sta
 
 _NEXT = {
     State.committed: "nothing to do; it is what a revert goes back to from now on. To take it back, roll the old values out again",
-    State.reverted: "what ran before serves again. Why it failed stands above, all of it in: opsctl rollout show {id}",
+    State.reverted: "what ran before serves again; why is above, the whole record: opsctl rollout show {id}",
     State.held: "look at what could not be told, then opsctl rollout resume, or opsctl rollout abort; else it reverts by itself",
     State.stuck: "LOOK NOW, it is not known that anybody is served: opsctl rollout status, opsctl triage; opsctl rollout abort tries the "
     "revert again",

@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.opsctl.site import Site
 
-MakeSite = Callable[..., Site]
 
-
-def test_another_model_is_served_and_one_that_is_not_there_is_refused(make_site: MakeSite, tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder in (old, new):
-        folder.mkdir()
-    site = make_site(args=["--model", str(old)])
-    ran = site.apply("--model", str(tmp_path / "none"))
-    assert ran.code == 2 and f"node0: the new {tmp_path}/none is not there on here" in ran.errors[0]["message"]
-    ran = site.apply("--model", str(new))
-    assert ran.code == 0, ran.err
-    assert site.running[0][-2:] == ["--model", str(new)]
-    old.rmdir()
-    assert site.rollout("plan", "--model", str(old)).code == 2
-
-
-def test_another_package_runs_the_same_program_and_a_bad_one_is_reverted(make_site: MakeSite, tmp_path: Path) -> None:
-    """Each environment's python is its own wrapper, so that what ran is seen; the broken one dies at boot."""
-    for name, first in (
-        ("one", ""),
-        ("two", ""),
-        ("broken", 'case "$*" in *" serve "*) echo "ImportError: no such symbol" >&2; exit 1;; esac\n'),
-    ):
+def test_another_package_and_another_model_are_rolled_out_or_taken_back_and_both_must_be_there(tmp_path: Path) -> None:
+    """Each environment's program is a wrapper of its own, so that what ran is seen; the broken one dies at boot."""
+    broken = 'case "$*" in *" serve "*) echo "ImportError: no such symbol" >&2; exit 1;; esac\n'
+    for name, first in (("one", ""), ("two", ""), ("broken", broken)):
         program = tmp_path / name / "bin" / "lb"
         program.parent.mkdir(parents=True)
         program.write_text(f'#!/bin/sh\n{first}PACKAGE={name} exec {sys.executable} "$@"\n')
         program.chmod(0o755)
-    site = Site(tmp_path / "s")
+    models = [tmp_path / "model-1", tmp_path / "model-2"]
+    for model in models:
+        model.mkdir()
+    site = Site(tmp_path / "s", args=["--model", str(models[0])])
     try:
         file = site.folder / "services" / "node0.toml"
         file.write_text(file.read_text().replace(json.dumps(sys.executable), json.dumps(str(tmp_path / "one/bin/lb")), 1))
@@ -45,10 +28,12 @@ def test_another_package_runs_the_same_program_and_a_bad_one_is_reverted(make_si
         ran = site.apply("--package", str(tmp_path / "broken"))
         assert ran.code == 3 and "ImportError: no such symbol" in ran.data["why"], ran.err
         assert package(site) == "one"
-        ran = site.apply("--package", str(tmp_path / "two"))
+        ran = site.apply("--package", str(tmp_path / "two"), "--model", str(models[1]))
         assert ran.code == 0, ran.err
-        assert package(site) == "two"
-        assert site.rollout("plan", "--package", str(tmp_path / "three")).code == 2
+        assert package(site) == "two" and site.running[0][-2:] == ["--model", str(models[1])]
+        models[1].rmdir()
+        ran = site.rollout("plan", "--package", str(tmp_path / "three"), "--model", str(models[0]))
+        assert ran.code == 2
     finally:
         site.close()
 

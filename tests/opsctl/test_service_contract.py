@@ -557,6 +557,7 @@ def test_a_dead_man_that_is_killed_at_its_work_takes_the_unit_file_back_all_the_
     next(maker, None)
 
 
+@pytest.mark.slow
 @pytest.mark.nodes
 def test_a_reboot_takes_a_trial_of_a_unit_file_away_and_leaves_a_commit(tmp_path: Path) -> None:
     if nodes.missing():
