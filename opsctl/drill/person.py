@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from monitors import fleet
 from opsctl.drill.playing import Playing
 from opsctl.runbooks.run import RunRecord
-from opsctl.staging.waiting import StageError
 
 
 @dataclass
@@ -22,6 +21,8 @@ class Person:
     deadline_s: float
     mode: str = "attended"
     _typed: list[str] = field(default_factory=list)
+    _given_up: bool = False
+    _listener: threading.Thread | None = None
 
     def respond(self, playing: Playing) -> None:
         """Wait until service is back; give a hint whenever one is asked for."""
@@ -31,23 +32,26 @@ class Person:
             values |= {name: playing.stage.env[name] for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR")}
         playing.talk(f"\nYou are on call. In another terminal: export {' '.join(f'{name}={value}' for name, value in values.items())}\n"
                      "Here: h and Enter for a hint (it costs points), q and Enter to give up.")  # fmt: skip
-        threading.Thread(target=self._listen, daemon=True).start()
+        if self._listener is None:  # one for all the drills of this terminal
+            self._listener = threading.Thread(target=self._listen, daemon=True)
+            self._listener.start()
+        self._given_up = False
         hints = self._hints(playing)
 
         def over() -> bool:
             while self._typed:
                 word = self._typed.pop(0)
                 if word == "q":
-                    raise StageError("given up")
+                    self._given_up = True
                 if word == "h" and hints:
                     playing.score.hints += 1
                     playing.talk(f"        hint: {hints.pop(0)}")
-            return playing.good() is not None
+            return self._given_up or playing.good() is not None
 
-        try:
-            playing.until(over, self.deadline_s)
-        except StageError as error:
-            playing.score.problems.append(str(error))
+        in_time = playing.until(over, self.deadline_s)
+        if self._given_up or not in_time:
+            playing.score.problems.append("given up" if self._given_up else f"not mended within {self.deadline_s:g} s")
+            playing.deadlines = replace(playing.deadlines, mitigate_s=0.0, recover_s=0.0)  # nobody is at it any more
         self._runbooks(playing)
 
     def _listen(self) -> None:

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from monitors import fleet
+from opsctl.drill.person import Person
 from opsctl.drill.playing import Deadlines, Playing
 from opsctl.drill.score import Moments, Score
 from opsctl.drill.stage import Stage, Traffic
@@ -49,7 +51,11 @@ def play(tmp_path: Path, said: list[str]) -> Iterator[Play]:
         watchers.append(watcher := Watcher(process))
         playbook = Playbook(name="drill-x", kind="drill", summary=".", hypothesis=(Expectation(probe="answer"),),
                             method=(Step(name="look", run="opsctl version", deadline_s=5),), drill=drill)  # fmt: skip
-        stage = Stage("fleet.toml", cast(Any, None), {}, tmp_path, cast(Deployed, None), watcher, [], own=True)
+        (tmp_path / "fleet.toml").write_text('[deployment.flash]\nengine = "lastbatch"\napi = "http://127.0.0.1:1"\n'
+                                             '[[deployment.flash.node]]\nname = "a"\n')  # fmt: skip
+        env = {name: str(tmp_path) for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR")}
+        deployment = fleet.load(tmp_path / "fleet.toml").one("flash")
+        stage = Stage(str(tmp_path / "fleet.toml"), deployment, env, tmp_path, cast(Deployed, None), watcher, [], own=True)
         made = Playing(playbook, stage, said.append, Score("drill-x", mode, "", Moments()), Traffic("", "agent"), Deadlines(), INJECTED)
         until = time.monotonic() + 20
         while len(made.events) < len(events):
@@ -95,3 +101,23 @@ def test_a_person_sees_the_page_as_it_was_sent_and_not_what_the_monitor_thinks(p
     told = "\n".join(said)
     assert "PAGE: flash: health_lies" in told and "bundle: /b" in told
     assert "verdict:" not in told
+
+
+def test_a_person_is_told_where_to_work_gets_the_hints_that_were_asked_for_and_may_give_up(play: Play, said: list[str]) -> None:
+    found = play(Drill(verdicts=("hang_stopped",), runbook="hang_stopped"), verdict("hang_stopped", 110.0), mode="attended")
+    lines = iter(("h\n", "h\n", "q\n", ""))
+    began = time.monotonic()
+    Person(lambda: next(lines), deadline_s=60.0).respond(found)
+    assert time.monotonic() - began < 20.0
+    told = "\n".join(said)
+    assert f"FLEET={found.stage.fleet_path} DEPLOYMENT=flash" in told and "XDG_STATE_HOME=" in told
+    assert said[-2:] == ["        hint: read the page, then the report of the bundle: opsctl bundle show BUNDLE",
+                         "        hint: the monitor calls it hang_stopped"]  # fmt: skip
+    assert found.score.hints == 2 and found.score.problems == ["given up"]
+    assert found.deadlines.mitigate_s == 0.0
+
+
+def test_a_person_who_does_not_mend_it_in_time_has_failed(play: Play) -> None:
+    found = play(Drill(verdicts=("hang_stopped",)), mode="attended")
+    Person(lambda: "", deadline_s=0.2).respond(found)
+    assert found.score.problems == ["not mended within 0.2 s"]
