@@ -9,7 +9,7 @@ import shlex
 from typing import Protocol
 
 from monitors.remote import Done, NodeError
-from opsctl.service import dropin, journal
+from opsctl.service import dropin, journal, preflight
 from opsctl.service.deadman import CAT, DeadMan
 from opsctl.service.fragment import Fragment
 from opsctl.service.manager import Change, Command, Lease, Line, Override, ServiceError, Snapshot, State, UnitFile, UnitSource, Unreachable
@@ -18,16 +18,9 @@ _PROPERTIES = ",".join(
     ("InvocationID", "NRestarts", "MainPID", "ActiveState", "SubState", "Result", "Type", "StatusText",
      "ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic")
 )  # fmt: skip
-_PREFLIGHT = "LoadState,KillMode,StandardOutput,DropInPaths,NeedDaemonReload,ControlGroup,InvocationID"
 _STATES = {"active": State.active, "reloading": State.active, "inactive": State.inactive, "failed": State.failed,
            "activating": State.activating, "deactivating": State.deactivating}  # fmt: skip
 _ANSWER_S = 20.0
-# Processes of a unit's control group whose environment names another start. A rank that set its title has blanked its own.
-_LEFTOVERS = (
-    '[ -n "$1" ] && [ -n "$2" ] || exit 0; for f in $(find "/sys/fs/cgroup$1" -name cgroup.procs 2>/dev/null); do while read -r pid; do '
-    "id=$(tr '\\0' '\\n' <\"/proc/$pid/environ\" 2>/dev/null | sed -n 's/^INVOCATION_ID=//p'); "
-    '[ -z "$id" ] || [ "$id" = "$2" ] || echo "$pid"; done <"$f"; done; exit 0'
-)
 _PIDS = '[ -z "$1" ] || find "/sys/fs/cgroup$1" -name cgroup.procs -exec cat {} + 2>/dev/null; exit 0'
 _OWED = 'for f in "$1"/*; do [ ! -f "$f" ] || { cat "$f"; printf "\\036"; }; done'
 _EMPTY, _REMOVE, _READABLE = 'rm -f "$1"/*', 'rm -f "$1"', 'chmod 644 "$1"'
@@ -36,7 +29,7 @@ _WRITE = 'set -e; mkdir -p "$1"; umask "$3"; cat >"$1/.opsctl.$$"; sync "$1/.ops
 
 # The start that is told to stop is written down first: a monitor that sees it end looks there whether that was ordered.
 _MARK = 'mkdir -p "$1" && systemctl "$2" show -p InvocationID --value "$3" >"$1/ordered"'
-SCRIPTS = (_LEFTOVERS, _PIDS, _OWED, _EMPTY, _REMOVE, _READABLE, _WRITE, _MARK)
+SCRIPTS = (preflight.LEFTOVERS, _PIDS, _OWED, _EMPTY, _REMOVE, _READABLE, _WRITE, _MARK)
 """Whatever shell text this file sends to a node (see ``gate.py``)."""
 
 
@@ -156,25 +149,9 @@ class SystemdService:
         return f"{base}/{names[0]}" if names else ""
 
     def preflight(self) -> tuple[str, ...]:
-        found, problems = self._show(_PREFLIGHT), []
-        if found.get("LoadState") != "loaded":
-            return (f"{self._unit}: LoadState is {found.get('LoadState')}; is the unit's name right?",)
-        if found.get("KillMode") in ("process", "none"):
-            problems.append(f"{self._unit}: KillMode={found['KillMode']} leaves processes behind at a stop; set KillMode=mixed")
-        later = [path for path in found.get("DropInPaths", "").split() if path.rsplit("/", 1)[-1] > dropin.TRIAL]
-        if later:
-            problems.append(f"{self._unit}: {', '.join(later)} sorts after {dropin.TRIAL} and would win over it; rename it")
-        if found.get("NeedDaemonReload") == "yes":
-            problems.append(f"{self._unit}: its files were edited and systemd has not read them, so a rollout would carry that edit along; "
-                            f"look at it with `systemctl cat {self._unit}`, then `systemctl daemon-reload`")  # fmt: skip
-        if found.get("StandardOutput", "journal").split("+")[0] not in ("journal", "inherit"):
-            problems.append(f"{self._unit}: StandardOutput={found['StandardOutput']}, so a start's lines are not in the journal; "
-                            "set StandardOutput=journal")  # fmt: skip
-        left = self.must(_LEFTOVERS, found.get("ControlGroup", ""), found.get("InvocationID", "")).split()
-        if left:
-            problems.append(f"{self._unit}: processes {', '.join(left)} of an earlier start are still in its control group; "
-                            "look at them with ps and end them")  # fmt: skip
-        return tuple(problems)
+        found = self._show(preflight.PROPERTIES)
+        left = self.must(preflight.LEFTOVERS, found.get("ControlGroup", ""), found.get("InvocationID", "")).split()
+        return preflight.problems(self._unit, found, left)
 
     def stop_limit_s(self) -> float:
         return _seconds(self._show("TimeoutStopUSec").get("TimeoutStopUSec", ""))
