@@ -16,18 +16,20 @@ from rich.text import Text
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
 
+_HERE = "http://127.0.0.1:9178"
 _BARS = " ▁▂▃▄▅▆▇█"
 _COLOURS = {"busy": "green", "idle": "green", "slow": "yellow", "loading": "yellow", "stalled": "bold red", "ended": "bold red"}
 
 
 def watch(
     context: typer.Context,
-    url: str = typer.Option("http://127.0.0.1:9178", "--url", help="Where `hang-monitor run --status-port` serves."),
+    url: str = typer.Option("", "--url", help=f"Where `hang-monitor run --status-port` serves. [default: $OPSCTL_MONITOR, else {_HERE}]"),
     once: bool = typer.Option(False, "--once", help="Print it once and leave."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON envelope and leave."),
 ) -> None:
     """Show what the hang monitor sees, live."""
     session: Session = context.obj
+    url = url or session.env.get("OPSCTL_MONITOR") or _HERE
     try:
         found = _ask(url)
         if as_json:

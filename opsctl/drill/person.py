@@ -29,7 +29,7 @@ class Person:
         values = {"FLEET": playing.stage.fleet_path, "DEPLOYMENT": playing.stage.deployment.name}
         values |= {"BUNDLE": playing.bundle} if playing.bundle else {}
         if playing.stage.own:  # where its services and their records are found
-            values |= {name: playing.stage.env[name] for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR")}
+            values |= {name: playing.stage.env[name] for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OPSCTL_MONITOR")}
         playing.talk(f"\nYou are on call. In another terminal: export {' '.join(f'{name}={value}' for name, value in values.items())}\n"
                      "Here: h and Enter for a hint (it costs points), q and Enter to give up.")  # fmt: skip
         if self._listener is None:  # one for all the drills of this terminal

@@ -89,7 +89,14 @@ class Site:
         self.folder, self.layout = folder, layout
         self.port = _free_ports(1)
         self._sockets = Path(tempfile.mkdtemp(prefix="lastbatch-"))
-        self.env = {**env, "XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(self._sockets), "PYTHONUNBUFFERED": "1"}
+        self._status_port = _free_ports(1)
+        self.env = {
+            **env,
+            "OPSCTL_MONITOR": f"http://127.0.0.1:{self._status_port}",
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_RUNTIME_DIR": str(self._sockets),
+            "PYTHONUNBUFFERED": "1",
+        }
         self.fleet = folder / "fleet.toml"
         names = "abcdefgh"[: len(layout.nodes)]
         self.units = tuple(f"{DEPLOYMENT}-{name}" for name in names)
@@ -131,7 +138,7 @@ class Site:
 
     def monitor(self) -> Watcher:
         command = [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(self.fleet), "--stall-s", str(self.layout.stall_s), "--json",
-                   "--state-dir", str(self.folder / "state" / "monitor")]  # fmt: skip
+                   "--status-port", str(self._status_port), "--state-dir", str(self.folder / "state" / "monitor")]  # fmt: skip
         with (self.folder / "log" / "hang-monitor.log").open("w") as log:
             return Watcher(subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True))
 

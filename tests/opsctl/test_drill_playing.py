@@ -53,7 +53,7 @@ def play(tmp_path: Path, said: list[str]) -> Iterator[Play]:
                             method=(Step(name="look", run="opsctl version", deadline_s=5),), drill=drill)  # fmt: skip
         (tmp_path / "fleet.toml").write_text('[deployment.flash]\nengine = "lastbatch"\napi = "http://127.0.0.1:1"\n'
                                              '[[deployment.flash.node]]\nname = "a"\n')  # fmt: skip
-        env = {name: str(tmp_path) for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR")}
+        env = {name: str(tmp_path) for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OPSCTL_MONITOR")}
         deployment = fleet.load(tmp_path / "fleet.toml").one("flash")
         stage = Stage(str(tmp_path / "fleet.toml"), deployment, env, tmp_path, cast(Deployed, None), watcher, [], own=True)
         made = Playing(playbook, stage, said.append, Score("drill-x", mode, "", Moments()), Traffic("", "agent"), Deadlines(), INJECTED)
