@@ -41,8 +41,6 @@ Whatever becomes of this command, its machine or the network: each node goes bac
 """,
 )
 
-_PUT_BACK_S = 40.0  # the supervisor ends this command after a minute
-
 FLEET = typer.Option("fleet.toml", "--fleet", help="The fleet file.")
 DEPLOYMENT = typer.Option("", "--deployment", help="Which deployment. [default: the only one]")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
@@ -241,7 +239,7 @@ def deadman_page(context: typer.Context, fleet_path: str = FLEET, deployment: st
     pager = UrlPager(found.page.urls, owed=fleet.state_root(session.env) / "owed")
     page = pager.page(title, body, rollout)
     with _desk(session, fleet_path, deployment) as (desk, _):
-        left = desk.put_back(rollout, _PUT_BACK_S)
+        left = desk.put_back(rollout)
     if left:
         page = pager.page(f"{deployment}: out of its router", left, rollout)
     code = ExitCode.DONE if page.sent else ExitCode.INTERNAL

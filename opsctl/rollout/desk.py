@@ -269,10 +269,10 @@ class Desk:
             self._sign(guard.course.journal, "abort", why)
             return guard.abort(why or f"aborted by {self._who['user']}")
 
-    def put_back(self, rollout: str, boot_s: float) -> str:
+    def put_back(self, rollout: str) -> str:
         """By a dead-man of this machine, for the rollout that it reverted: see ``Drains.put_back``."""
         entry = next((self._journal(path) for path in journal.all_of(self.folder) if path.stem == rollout), None)
-        return Drains(entry.plan.drains, self.target.managers, entry, self._waiter).put_back(boot_s) if entry else ""
+        return Drains(entry.plan.drains, self.target.managers, entry, self._waiter).put_back(entry.plan.times.boot_s) if entry else ""
 
     def _sign(self, entry: Journal, event: str, reason: str) -> None:
         """Who came back to it, and why: a line that changes no state."""

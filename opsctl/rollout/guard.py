@@ -212,12 +212,19 @@ class Guard:
             manager.write_trial(service.override())
 
     def _adopt(self, group: Target) -> bool:
-        """After a resume: take the start that runs, if it runs the plan."""
-        frozen = {}
+        """After a resume: take the start that runs, if it runs the plan. Variables, mounted files and a unit file do not show
+        in its arguments: then it must be a start that this rollout has made, and the change must still be in force (a
+        reboot takes the trial away and starts what was before, under the same arguments)."""
+        frozen, planned = {}, {service.name: service for service in self._plan.services}
+        made = {one for entry in self.course.journal.entries for one in entry.data.get("invocations", {}).values()}
         for manager in group.managers:
-            found = manager.snapshot()
+            found, service = manager.snapshot(), planned[manager.name]
             if not found.running or not flags.same_command(self.course.expected.commands[manager.name].argv, manager.argv()):
                 return False
+            if service.more_than_arguments:
+                change = manager.read_change()
+                if found.invocation_id not in made or service.override() not in (change.trial, change.committed):
+                    return False
             frozen[manager.name] = found
         self.course.frozen |= frozen
         return True

@@ -59,6 +59,11 @@ class ServicePlan(msgspec.Struct, frozen=True):
     unit_before: UnitFile | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def more_than_arguments(self) -> bool:
+        """Whether the change is in something that a process does not show on its command line."""
+        return bool(self.unit_text) or msgspec.structs.replace(self.before, argv=()) != msgspec.structs.replace(self.after, argv=())
+
     def override(self) -> Override:
         return Override(self.after.argv, self.added, self.after.mounts, self.unit)
 

@@ -28,7 +28,7 @@ from opsctl.service.log import ServiceLog
 from opsctl.service.manager import LeaseLost, Locked, ServiceError
 from opsctl.service.unit import LEFTOVERS_S, Unit
 
-_HOOK_S = 60.0  # how long the command that pages after a revert may take
+_HOOK_S = 900.0  # how long the command may take that pages after a revert, and puts back into its router what has booted again
 
 
 class Supervisor:

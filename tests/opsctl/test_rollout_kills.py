@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opsctl.rollout import journal
-from opsctl.service.manager import Lease, Override
+from opsctl.service.manager import Lease, Override, State
 from tests.opsctl.kills import Kills
 from tests.opsctl.site import Site, wait_until
 
@@ -78,6 +78,20 @@ def test_after_a_dead_mans_revert_status_says_who_and_why_and_resume_proves_it_w
     assert site.services[0].snapshot().invocation_id == before and "is proven as it is" in ran.err
     assert "dead-man" in site.pages.got[0]["title"]
     assert site.rollout("status").data["last"]["next"] == ""
+
+
+def test_a_change_that_arguments_do_not_show_is_started_again_where_a_reboot_took_it_away(make_site: MakeSite) -> None:
+    site = make_site()
+    kill_at(site, "soaking", "--env", "MARK=new", "--stable-s", "20", "--lease-s", "60")
+    service = site.services[0]
+    service.remove_trial()  # as after a reboot: the same arguments run, without the variable
+    service.begin_stop()
+    wait_until(lambda: service.snapshot().state is State.inactive)
+    service.begin_start()
+    wait_until(site.answers)
+    ran = site.rollout("resume")
+    assert ran.code == 0, ran.err
+    assert b"MARK=new" in Path(f"/proc/{service.snapshot().main_pid}/environ").read_bytes().split(b"\0")
 
 
 @pytest.mark.parametrize("state", STATES)
