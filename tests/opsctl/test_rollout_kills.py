@@ -82,7 +82,7 @@ def test_after_a_dead_mans_revert_status_says_who_and_why_and_resume_proves_it_w
 
 def test_a_change_that_arguments_do_not_show_is_started_again_where_a_reboot_took_it_away(make_site: MakeSite) -> None:
     site = make_site()
-    kill_at(site, "soaking", "--env", "MARK=new", "--stable-s", "20", "--lease-s", "60")
+    kill_at(site, "proving", "--env", "MARK=new", "--stable-s", "0.3", "--lease-s", "60")
     service = site.services[0]
     service.remove_trial()  # as after a reboot: the same arguments run, without the variable
     service.begin_stop()
