@@ -39,6 +39,7 @@ from opsctl.triage.cli import triage
 from opsctl.watch import watch
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # of the click that typer carries and does not export whole
+_REACH = "try the node's `ssh` of the fleet file by hand; a rollout that is under way there goes back by itself when its lease ends"
 
 app = typer.Typer(
     name="opsctl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -139,7 +140,7 @@ def main(
     except Locked as error:
         code, problem = ExitCode.LOCKED, Problem("locked", str(error))
     except Unreachable as error:
-        code, problem = ExitCode.UNREACHABLE, Problem("unreachable", str(error))
+        code, problem = ExitCode.UNREACHABLE, Problem("unreachable", str(error), remedy=_REACH)
     except ServiceError as error:
         code, problem = ExitCode.USAGE, Problem("service", str(error))
     except OSError as error:

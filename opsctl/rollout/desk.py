@@ -95,7 +95,9 @@ class Desk:
         except flags.EditError as error:
             raise Refused(ExitCode.USAGE, str(error)) from error
         except Unreachable as error:
-            raise Refused(ExitCode.UNREACHABLE, str(error)) from error
+            raise Refused(
+                ExitCode.UNREACHABLE, str(error), "nothing was touched; try the node's `ssh` of the fleet file by hand"
+            ) from error
         except ServiceError as error:
             raise Refused(ExitCode.USAGE, str(error)) from error
         if problems:
