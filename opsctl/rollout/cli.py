@@ -15,7 +15,7 @@ from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
 from opsctl.library import Shelf
-from opsctl.rollout import boots, plantext, survey
+from opsctl.rollout import boots, plantext, standing, survey
 from opsctl.rollout.desk import Desk
 from opsctl.rollout.options import Options, changing
 from opsctl.rollout.pager import UrlPager
@@ -175,27 +175,10 @@ def status(context: typer.Context, fleet_path: str = FLEET, deployment: str = DE
     session: Session = context.obj
     with _desk(session, fleet_path, deployment) as (desk, _):
         data = desk.status()
-    lines = []
-    for service in data["services"]:
-        held = f", held by {service['held_by']}" if service["held_by"] else ""
-        changed = "trial" if service["trial"] else "committed override" if service["committed"] else "as defined"
-        lines.append(f"{service['name']}: {service['state']}, invocation {service['invocation_id'][:8] or '-'}, {changed}{held}")
-        if service["unit_file"]:
-            lines.append(f"  UNIT FILE of a rollout's: sha256 {service['unit_file'].partition('-')[0]}")
-        for overlay in service["overlays"]:
-            lines.append(f"  OVERLAY {overlay['target']}: sha256 {overlay['sha256'][:16]} ({overlay['seen']})")
-    last, known = data["last"], data["verified"]
-    lines.append(f"last rollout: {last['id']} {last['state']} ({' '.join(last['edits'])})" if last else "no rollout yet")
-    if last and last["next"]:
-        lines.append(f"  {last['next']}")
-    lines.append(
-        f"revert target: {known['digest'][:12] or 'recorded'}, verified {known['at_utc']}"
-        if known
-        else "revert target: none, nothing was ever verified; while it is well: opsctl rollout verify"
-    )
-    lines += data["out_of_router"].splitlines()
-    lines += [f"page owed: {text}" for text in data["owed"]]
-    session.show(Answer("rollout status", data, "\n".join(lines)), as_json=as_json)
+    away = tuple(Problem("unreachable", one["error"], where=one["name"], remedy="try the node's `ssh` of the fleet file by hand")
+                 for one in data["services"] if one["error"])  # fmt: skip
+    code = ExitCode.UNREACHABLE if away else ExitCode.DONE
+    session.show(Answer("rollout status", data, standing.text(data), code, away), as_json=as_json)
 
 
 @app.command()

@@ -15,7 +15,7 @@ import msgspec
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
-from opsctl.rollout import boots, deadlines, flags, history, journal, lock, operator, overlay, plan, preflight, standing, target, verified
+from opsctl.rollout import boots, deadlines, flags, history, journal, lock, operator, plan, preflight, standing, target, verified
 from opsctl.rollout.baseline import Baseline
 from opsctl.rollout.checks import Check
 from opsctl.rollout.course import Course, Pager
@@ -31,8 +31,9 @@ from opsctl.rollout.survey import Survey
 from opsctl.rollout.target import Target
 from opsctl.rollout.verified import Verified
 from opsctl.rollout.wish import Wish
+from opsctl.service import together
 from opsctl.service.embedded import EmbeddedService
-from opsctl.service.manager import Lease, Override, ServiceError, ServiceManager, Unreachable
+from opsctl.service.manager import Lease, ServiceError, Unreachable
 from opsctl.service.wait import Waiter
 
 __all__ = ["Desk", "Refused", "Wish", "utc_now"]
@@ -106,17 +107,8 @@ class Desk:
 
     def status(self) -> dict[str, Any]:
         """Services, overrides, leases, the last rollout and the revert target, as data."""
-        services = []
-        for member in self.target.members:
-            manager = member.manager
-            change, reverted = manager.read_change(), manager.reverted()
-            services.append({
-                "name": member.name, "node": manager.node, "ranks": list(member.ranks), **msgspec.to_builtins(manager.snapshot()),
-                "argv": list(manager.command().argv), "committed": change.committed is not None, "trial": change.trial is not None,
-                "held_by": manager.lease_token(), "overlays": self._overlays(manager),
-                "reverted_by_deadman": dict(zip(("rollout", "at_utc"), reverted, strict=True)) if reverted[0] else None,
-                "unit_file": unit.name if (unit := (change.trial or change.committed or Override(())).unit) else "",
-            })  # fmt: skip
+        members = {member.name: member for member in self.target.members}
+        services = list(together.each(self.target.managers, lambda manager: standing.of(members[manager.name])).values())
         paths = journal.all_of(self.folder)[-1:]
         last = history.summaries(paths, self._journal)
         out = ""
@@ -129,18 +121,6 @@ class Desk:
         return {"deployment": self.deployment.name, "services": services, "last": last[0] if last else None,
                 "verified": msgspec.to_builtins(known) if known else None, "owed": list(owed),
                 "out_of_router": out}  # fmt: skip
-
-    @staticmethod
-    def _overlays(manager: ServiceManager) -> list[dict[str, str]]:
-        """Files that the service sees in the place of others, and whether every process reads what was put there."""
-        found, pids = [], manager.pids()
-        for target_path, source in manager.command().mounts.items():
-            wanted = overlay.sha_of(source)
-            sums = overlay.seen(manager, target_path, pids) if pids else {}
-            right = sum(value.startswith(wanted) for value in sums.values())
-            seen = f"{right} of {len(sums)} processes read it" if sums else "no process to ask"
-            found.append({"target": target_path, "source": source, "sha256": wanted, "seen": seen})
-        return found
 
     def history(self) -> list[dict[str, Any]]:
         return history.summaries(journal.all_of(self.folder), self._journal)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from opsctl import cli
 from opsctl.rollout import boots
@@ -200,3 +203,15 @@ def test_a_deployments_services_and_their_logs_are_seen_by_the_fleet_file(make_s
     assert service("log")[2].startswith("error: Invalid value: NAME: say whose log: node0, node1")
     code, _, err = service("status", "node7")
     assert code == 2 and "d has no service node7, but node0, node1" in err
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs an ssh client")
+def test_a_status_tells_of_the_rest_when_a_node_is_not_reached(tmp_path: Path) -> None:
+    node = "[[deployment.d.node]]\nname = 'n1'\nssh = '-p 9 127.0.0.1'\n[[deployment.d.node.service]]\nunit = 'lb.service'\n"
+    (tmp_path / "fleet.toml").write_text(f"[deployment.d]\nengine = 'lastbatch'\napi = 'http://127.0.0.1:9'\n{node}")
+    out, err = io.StringIO(), io.StringIO()
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    code = cli.main(["rollout", "status", "--fleet", str(tmp_path / "fleet.toml")], env, stdin=io.StringIO(), stdout=out, stderr=err)
+    assert code == 7
+    assert out.getvalue().splitlines()[0] == "lb.service@n1: NOT REACHED, so what runs there is not known"
+    assert "no rollout yet" in out.getvalue() and "ssh` of the fleet file by hand" in err.getvalue()
