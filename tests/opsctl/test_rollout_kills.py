@@ -76,7 +76,7 @@ def test_after_a_dead_mans_revert_status_says_who_and_why_and_resume_proves_it_w
     ran = site.rollout("resume")
     assert ran.code == 3, ran.err
     assert site.services[0].snapshot().invocation_id == before and "is proven as it is" in ran.err
-    assert "dead-man" in site.pages.got[0]["title"]
+    wait_until(lambda: any("dead-man" in page["title"] for page in site.pages.got), 15, "the dead-man's page")
     assert site.rollout("status").data["last"]["next"] == ""
 
 
