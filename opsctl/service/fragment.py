@@ -23,17 +23,20 @@ _ID = 'id() { [ -e "$1" ] || return 0; sha256sum <"$1" | cut -c 1-16; }; '
 _TEXTS = 'for f; do cat "$f" || exit 1; printf "\\036"; done'
 _OWN = _ID + '[ ! -L "$1" ] || { echo link; exit 0; }; id "$1"'
 # The old bytes are kept before the new ones hide them.
+_KEEP = (
+    'keep() { [ -z "$2" ] || [ -e "$kept/$2" ] || { cat "$1" >"$kept/.opsctl.$$" && sync "$kept/.opsctl.$$" && '
+    'mv -f "$kept/.opsctl.$$" "$kept/$2"; }; }\n'
+)
 _LAY = (
-    _ID + "set -e; own=$1 hidden=$2 kept=$3 new=$4 was=$5\n"
+    _ID + _KEEP + "set -e; own=$1 hidden=$2 kept=$3 new=$4 was=$5\n"
     '[ ! -L "$own" ] && [ "$(id "$own")" = "${was%%-*}" ] || exit 5\n'
-    'if [ -n "$was" ] && [ ! -e "$kept/$was" ]; then\n'
-    '  cat "$own" >"$kept/.opsctl.$$"; sync "$kept/.opsctl.$$"; mv -f "$kept/.opsctl.$$" "$kept/$was"\nfi\n'
+    'keep "$own" "$was"\n'
     'mkdir -p "${hidden%/*}"; cat "$kept/$new" >"${hidden%/*}/.opsctl.$$"; mv -f "${hidden%/*}/.opsctl.$$" "$hidden"'
 )
 _PUT = (
-    _ID + 'set -e; own=$1 kept=$2 to=$3; shift 3; now=$(id "$own")\n'
+    _ID + _KEEP + 'set -e; own=$1 kept=$2 to=$3; shift 3; now=$(id "$own")\n'
     '[ "$now" != "${to%%-*}" ] || exit 0\n'
-    'for one; do [ "$now" != "${one%%-*}" ] || found=1; done; [ -n "${found:-}" ] || exit 5\n'
+    'for one; do [ "$now" != "${one%%-*}" ] || { keep "$own" "$one"; found=1; }; done; [ -n "${found:-}" ] || exit 5\n'
     'if [ -n "$to" ]; then cat "$kept/$to" >"${own%/*}/.opsctl.$$"; sync "${own%/*}/.opsctl.$$"; mv -f "${own%/*}/.opsctl.$$" "$own"\n'
     'else rm -f "$own"; fi; sync "${own%/*}"'
 )
