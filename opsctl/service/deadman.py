@@ -29,13 +29,21 @@ decide() { # DIR TOKEN WISH: the first wish stands
 }
 of() { own=${1%/*}; own=${own%.d}; } # DROP-IN: the unit's own file beside the folder
 hidden() { of "$1"; hidden="${own%/*}.control/${own##*/}"; } # TRIAL: the unit file that hides the one in /etc meanwhile
+digest() { [ -e "$1" ] || return 0; sha256sum <"$1" | cut -c 1-16; }
+ours() { # TRIAL COMMITTED: the unit's own file is still the one that the trial's takes the place of, or that one already
+  hidden "$1"; of "$2"; [ -e "$hidden" ] || return 0; now=$(digest "$own")
+  [ "$now" = "$(sed -n 's/.*"was": "\([0-9a-f]*\).*/\1/p' "$1")" ] || [ "$now" = "$(digest "$hidden")" ] || {
+    echo "$own: somebody else changed it since the plan was made; it was left alone" >&2; return 5; }
+}
 stage() { # TRIAL COMMITTED
+  ours "$1" "$2" || return
   d=${2%/*}; mkdir -p "$d" && cat "$1" >"$d/.opsctl-staged" && sync "$d/.opsctl-staged" || return 1
   hidden "$1"; [ ! -e "$hidden" ] || { cat "$hidden" >"$d/.opsctl-unit" && sync "$d/.opsctl-unit"; }
 }
 staged() { d=${2%/*}; hidden "$1"; cmp -s "$1" "$d/.opsctl-staged" && { [ ! -e "$hidden" ] || cmp -s "$hidden" "$d/.opsctl-unit"; }; }
 commit() { # TRIAL COMMITTED: the drop-in first, which names the unit file that it belongs with and the one before it
   [ -e "$1" ] || return 0
+  ours "$1" "$2" || return
   staged "$1" "$2" || stage "$1" "$2" || return 1
   d=${2%/*}; mv -f "$d/.opsctl-staged" "$2" || return 1
   hidden "$1"; of "$2"
@@ -55,7 +63,8 @@ dir=$1 token=$2 unit=$3 trial=$4 committed=$5 scope=$6
 """
     + FUNCTIONS
     + r"""
-held() { set -- $(cat "$dir/lease" 2>/dev/null); until=${2:-0}; [ "${1:-}" = "$token" ]; }
+# Read by the shell itself: a machine that cannot start a process must not look like a lease that is gone.
+held() { owner='' until=0; read -r owner until rest <"$dir/lease"; until=${until:-0}; [ "$owner" = "$token" ]; } 2>/dev/null
 ended() { [ "$(now)" -ge "$until" ]; }
 tell() { # WHAT-HAPPENED: the state of the unit is told a moment later, when a start that fails at once has failed
   sleep 2; [ ! -s "$dir/undrain" ] || cp -p "$dir/page.urls" "$dir/.urls"
@@ -68,11 +77,20 @@ lift() { # what was taken out of its router goes back; that waits for a boot, an
   [ ! -s "$dir/undrain" ] || systemd-run "$scope" --quiet --collect -p Restart=on-failure --unit="opsctl-undrain-$unit" \
     sh "$dir/lift.sh" "$dir" "$token" "$unit" "$scope"
 }
+left_alone() {
+  of "$committed"; resumed || mv "$dir/lease" "$dir/lease.ended"
+  tell "it was decided as committed when its operator fell silent, and cannot be: somebody else changed $own, which was left alone. \
+What runs is the trial, and a reboot takes it away: opsctl rollout resume"
+  lift
+}
 while held || resumed; do
   if held && ! ended; then sleep 0.2; continue; fi
   resumed || { sleep 0.1; held || exit 0; ended || continue; }  # the first look met a renewal half written
   if [ "$(decide "$dir" "$token" revert)" = commit ]; then
-    until commit "$trial" "$committed"; do sleep 1; held || exit 0; done
+    until commit "$trial" "$committed"; do
+      [ $? != 5 ] || { left_alone; exit 0; }
+      sleep 1; held || exit 0
+    done
     resumed || mv "$dir/lease" "$dir/lease.ended"; systemctl "$scope" daemon-reload
     tell "the rollout had been decided as committed when its operator fell silent; committed here"
     lift; exit 0
@@ -223,7 +241,10 @@ class DeadMan:
         return self._shell.must(_WITHDRAW, self._folder, token, self._trial).strip() == "revert"
 
     def commit(self) -> None:
-        self._shell.must(_COMMIT, self._trial, self._committed)
+        """Raises ServiceError, also where somebody else changed the unit's own file meanwhile, which is left alone."""
+        done = self._shell.do(_COMMIT, self._trial, self._committed)
+        if done.code:
+            raise ServiceError(f"{self._unit} on {self._where}: the commit failed: {done.err.strip() or f'exit status {done.code}'}")
 
     def reverted(self) -> tuple[str, str]:
         """The rollout that it reverted last, and when."""
