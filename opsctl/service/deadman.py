@@ -59,7 +59,7 @@ go_back() { # TRIAL COMMITTED
 SCRIPT = (
     r"""#!/bin/sh
 # deadman.sh DIR TOKEN UNIT TRIAL COMMITTED SYSTEMCTL-SCOPE
-dir=$1 token=$2 unit=$3 trial=$4 committed=$5 scope=$6
+dir=$1 token=$2 unit=$3 trial=$4 committed=$5 scope=$6 tries=0
 """
     + FUNCTIONS
     + r"""
@@ -86,7 +86,13 @@ What runs is the trial, and a reboot takes it away: opsctl rollout resume"
 while held || resumed; do
   if held && ! ended; then sleep 0.2; continue; fi
   resumed || { sleep 0.1; held || exit 0; ended || continue; }  # the first look met a renewal half written
-  if [ "$(decide "$dir" "$token" revert)" = commit ]; then
+  outcome=$(decide "$dir" "$token" revert)
+  case $outcome in
+    commit|revert) ;;
+    *) # no answer is no decision, and is asked again; a record that cannot be made at all is none
+      tries=$((tries + 1)); if [ $tries -lt 50 ] || [ -e "$dir/decision-$token" ]; then sleep 0.2; continue; fi ;;
+  esac
+  if [ "$outcome" = commit ]; then
     until commit "$trial" "$committed"; do
       [ $? != 5 ] || { left_alone; exit 0; }
       sleep 1; held || exit 0

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from monitors.remote import Done
-from opsctl.service import dropin, fragment
+from opsctl.service import deadman, dropin, fragment
 from opsctl.service.manager import Change, Override, ServiceError, UnitFile
 from opsctl.service.systemd import SystemdService
 
 OLD, NEW = "[Service]\nExecStart=/bin/old\n", "[Service]\nExecStart=/bin/new\n"
-STEPS = ("cat", "mv", "rm", "sync", "cmp", "mkdir")
+STEPS = ("cat", "mv", "rm", "sync", "cmp", "mkdir", "ln", "date")
 STEP = '#!/bin/sh\nread -r n <"$CUT/at"; n=$((n - 1)); echo $n >"$CUT/at"; [ $n -ne 0 ] || {{ kill -9 $PPID; exit; }}\nexec {real} "$@"\n'
 
 
@@ -33,7 +33,8 @@ class Here:
             (folder / name).mkdir(parents=True)
         for step in STEPS:
             self._program(step, STEP.format(real=shutil.which(step)))
-        self._program("systemctl", "#!/bin/sh\nexit 0\n")
+        self._program("systemctl", '#!/bin/sh\necho "$@" >>"$CUT/told"\n[ "$2" != is-active ] || echo active\n')
+        self._program("sleep", "#!/bin/sh\nexit 0\n")
         self.env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "CUT": str(folder), "XDG_CONFIG_HOME": f"{folder}/config",
                     "XDG_RUNTIME_DIR": f"{folder}/run", "XDG_STATE_HOME": f"{folder}/state"}  # fmt: skip
         self.cut(0)
@@ -118,4 +119,37 @@ def test_whoever_comes_after_a_cut_ends_on_one_side(tmp_path: Path, before: str,
         for end, want in ((forward, "new"), (back, "old")) if at % 2 else ((back, "old"), (forward, "new")):
             end(bench)
             assert bench.side() == want, (at, want)
+    assert cuts >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decided", ["commit", "revert"])
+def test_a_dead_man_that_comes_back_does_the_rest_of_its_work(tmp_path: Path, decided: str) -> None:
+    cuts = 0
+    for at in range(1, 60):
+        bench = Bench(tmp_path / str(at))
+        bench.lay()
+        folder = tmp_path / str(at) / "run/opsctl/u.service"
+        folder.mkdir(parents=True)
+        for name, text in (("lease", "t 0\n"), ("deadman.sh", deadman.SCRIPT), ("touched-t", ""), (f"wish-{decided}", decided),
+                           ("page.sh", 'echo "$4" >>"$1/paged"\n'), ("page.urls", "")):  # fmt: skip
+            (folder / name).write_text(text)
+        if decided == "commit":
+            (folder / "decision-t").write_text("commit")
+        own = [str(folder), "t", "u.service", bench.service.trial_path(), bench.service.committed_file(None)[0], "--user"]
+
+        def run(own: list[str] = own, bench: Bench = bench) -> int:
+            return bench.node.run(["sh", f"{own[0]}/deadman.sh", *own], deadline_s=20.0).code
+
+        bench.node.cut(at)
+        code = run()
+        if int((bench.node.folder / "at").read_text()) > 0:
+            break
+        cuts += 1
+        bench.node.cut(0)
+        assert code == 0 or run() == 0  # what systemd starts again after a failure
+        assert bench.side() == {"commit": "new", "revert": "old"}[decided], at
+        assert (folder / "paged").exists() and not (folder / "lease").exists()
+        told = (tmp_path / str(at) / "told").read_text()
+        assert decided == "commit" or "--no-block start u.service" in told, (at, told)
     assert cuts >= 5
