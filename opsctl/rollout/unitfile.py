@@ -74,17 +74,21 @@ def replace(wish: UnitWish, manager: ServiceManager, now: Command) -> Replaced:
     source, unit = manager.unit_source(), unit_of(manager)
     site = [one for one in source.files[1:] if one[0] not in source.ours]
     path, text = source.files[0]
+
+    def read(files: Sequence[tuple[str, str]]) -> unittext.Text:
+        return unittext.read(files, unit, source.folders)
+
     if text == wish.text:
         raise EditError(f"{wish}: {manager.name} has this very file already ({path} on {manager.node})")
     _refuse_misread(manager, source, now)
     try:
-        old, new = unittext.read([source.files[0], *site], unit), unittext.read([(wish.file, wish.text), *site], unit)
+        old, new = read([source.files[0], *site]), read([(wish.file, wish.text), *site])
     except ServiceError as error:
         raise EditError(f"{wish}: {error}") from error
     problems = new.problems()
     if problems:
         raise EditError(f"{wish}: {'; '.join(problems)}")
-    override = unittext.read([one for one in source.files if one[0] in source.ours], unit)
+    override = read([one for one in source.files if one[0] in source.ours])
     same = new.argv == old.argv
     notes = (
         [] if path == source.path else [f"{manager.name}: is read from {path} now; the new file goes to {source.path}, which comes first"]
@@ -102,7 +106,7 @@ def replace(wish: UnitWish, manager: ServiceManager, now: Command) -> Replaced:
 
 def _refuse_misread(manager: ServiceManager, source: UnitSource, now: Command) -> None:
     """The present files, read as the new ones will be, must give what systemd itself reads in them."""
-    read = unittext.read(source.files, unit_of(manager))
+    read = unittext.read(source.files, unit_of(manager), source.folders)
     if read.argv != now.argv or read.env != dict(now.env):
         raise ServiceError(f"{manager.name}: its present files are read otherwise here than by systemd ({list(read.argv)[:6]}..., not "
                            f"{list(now.argv)[:6]}...), so what a new file would run cannot be told; change it by hand, then "

@@ -19,6 +19,7 @@ from monitors.remote import Done
 from opsctl.service import dropin
 from opsctl.service.manager import ServiceError, UnitFile, UnitSource
 
+_SYSTEM = {"C": "/var/cache", "E": "/etc", "L": "/var/log", "S": "/var/lib", "T": "/tmp", "V": "/var/tmp", "t": "/run"}
 _ID = 'id() { [ -e "$1" ] || return 0; sha256sum <"$1" | cut -c 1-16; }; '
 _TEXTS = 'for f; do cat "$f" || exit 1; printf "\\036"; done'
 _OWN = _ID + '[ ! -L "$1" ] || { echo link; exit 0; }; id "$1"'
@@ -78,7 +79,8 @@ class Fragment:
         files = (path, *drop_ins)
         texts = self._shell.must(_TEXTS, *files).split("\x1e")
         ours = frozenset(one for one in drop_ins if one.rsplit("/", 1)[-1] in (dropin.COMMITTED, dropin.TRIAL))
-        return UnitSource(tuple(zip(files, texts, strict=False)), ours, self._own, f"{own}-{self._unit}" if own else "", self.hidden)
+        return UnitSource(tuple(zip(files, texts, strict=False)), ours, self._own, f"{own}-{self._unit}" if own else "", self.hidden,
+                          _SYSTEM if self._scope == "--system" else {})  # fmt: skip
 
     def verify(self, text: str) -> tuple[tuple[str, ...], str]:
         """See ``ServiceManager.check_unit``. A line about the file itself is an error also where systemd goes on without

@@ -99,13 +99,15 @@ class Override:
 class UnitSource:
     """What a unit is made of. ``files``: its own file, then its drop-ins in the order in which they apply, path and
     text of each; ``ours``: those of them that opsctl wrote. ``path``: where a file of the administrator's own lies or
-    would lie, ``own`` its name as ``UnitFile.was`` gives it; ``trial``: what hides it while a rollout decides."""
+    would lie, ``own`` its name as ``UnitFile.was`` gives it; ``trial``: what hides it while a rollout decides. ``folders``:
+    what specifiers such as ``%C`` stand for, as far as that is the same on every machine."""
 
     files: tuple[tuple[str, str], ...]
     ours: frozenset[str]
     path: str
     own: str
     trial: str
+    folders: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

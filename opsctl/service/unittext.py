@@ -42,9 +42,10 @@ class Text:
         return found
 
 
-def read(files: Sequence[tuple[str, str]], unit: str) -> Text:
-    """The unit's file and its drop-ins (name, text), in the order in which they apply. Raises ServiceError."""
-    found, specifiers = Text(), _specifiers(unit)
+def read(files: Sequence[tuple[str, str]], unit: str, folders: Mapping[str, str] | None = None) -> Text:
+    """The unit's file and its drop-ins (name, text), in the order in which they apply. ``folders``: see ``UnitSource``.
+    Raises ServiceError."""
+    found, specifiers = Text(), {**_specifiers(unit), **(folders or {})}
     for name, text in files:
         for where, key, value in _settings(name, text):
             if key == "ExecStart":

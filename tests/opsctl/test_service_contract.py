@@ -588,6 +588,11 @@ def test_a_unit_file_is_checked_by_the_nodes_own_systemd(node: nodes.SystemdNode
     node.run(["systemctl", "daemon-reload"])
     service = SystemdService(node, "checked@a.service")
     assert service.check_unit("[Service]\nExecStart=/bin/sleep 200\n") == ((), "")
+    folders = service.unit_source().folders
+    text = f"[Service]\nExecStart=/bin/sleep 9\nEnvironment={' '.join(f'{name}=%{name}' for name in folders)}\n"
+    (node.root / "etc/systemd/system/checked@b.service").write_text(text)
+    node.run(["systemctl", "daemon-reload"])
+    assert SystemdService(node, "checked@b.service").command().env == folders, "as this systemd has them"
     (line,), _ = service.check_unit("[Service]\nExecStart=/bin/sleep 200\nMemroyMax=3G\n")
     assert line == "checked@a.service:3: Unknown key 'MemroyMax' in section [Service], ignoring."
     assert "not executable" in service.check_unit("[Service]\nExecStart=/bin/sleeep 200\n")[0][0]

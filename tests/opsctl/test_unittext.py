@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +61,12 @@ def test_settings_that_no_rollout_can_guard_are_named() -> None:
         "ExecStart", "KillMode=none", "StandardOutput", "oneshot",
     ]  # fmt: skip
     assert read("[Service]\nType=notify\nExecStart=/bin/serve\n").problems() == []
+
+
+def test_the_packaged_unit_is_read_where_the_machines_folders_are_known() -> None:
+    """They are the same for every system unit; a user's are not."""
+    text = (Path(__file__).parents[2] / "engine/launch/lastbatch@.service").read_text()
+    found = unittext.read([("lastbatch@.service", text)], "lastbatch@flash.service", {"C": "/var/cache"})
+    assert found.argv[-2:] == ("--name", "flash") and found.env["XDG_CACHE_HOME"] == "/var/cache" and found.problems() == []
+    with pytest.raises(ServiceError, match="%C is only known"):
+        read(text)
