@@ -1,8 +1,7 @@
-"""Lifts what a drill armed when its opsctl is gone: a process of its own, which waits on a pipe that dies with opsctl.
+"""Lifts what a drill armed when its opsctl is gone. A server that was booted for the drill is ended as well, by its site's own heir.
 
-``python -m opsctl.drill.lifter FLEET DEPLOYMENT lift|end PID STARTED``: at the end of standard input all faults are lifted
-and the drill's monitor, process PID, is ended; ``end`` also ends the services, which were started for the drill alone. The
-word ``done`` on standard input means: not needed.
+``python -m opsctl.drill.lifter FLEET DEPLOYMENT PID STARTED``: an heir (``opsctl/staging/heir.py``), which lifts all faults and
+ends the drill's monitor, process PID.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -19,33 +17,19 @@ from monitors import fleet
 from opsctl.pid import started
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.server import Deployed
-from opsctl.rollout import target
-from opsctl.staging.site import end_all
+from opsctl.staging.heir import heir, inherited
 
 _TRY_S = 60.0
 
 
 @contextlib.contextmanager
-def guarded(fleet_path: str, deployment: str, what: str, env: Mapping[str, str], monitor: int) -> Iterator[None]:
-    """While this is open, the death of this process in any way lifts the faults (and, with ``end``, ends the services).
-    ``monitor``: the pid of the drill's hang monitor."""
-    words = [fleet_path, deployment, what, str(monitor), started(monitor)]
-    process = subprocess.Popen([sys.executable, "-m", "opsctl.drill.lifter", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env=dict(env), start_new_session=True)  # fmt: skip
-    assert process.stdin is not None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            process.stdin.write(b"done\n")
-            process.stdin.flush()
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+def guarded(fleet_path: str, deployment: str, env: Mapping[str, str], monitor: int) -> Iterator[None]:
+    """While this is open, the death of this process in any way lifts the faults. ``monitor``: the pid of the drill's hang monitor."""
+    with heir("opsctl.drill.lifter", fleet_path, deployment, str(monitor), started(monitor), env=env, deadline_s=10) as waits:
         try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield
+        finally:
+            waits.dismiss()
 
 
 def lift(fleet_path: str, deployment: str, env: Mapping[str, str], deadline_s: float) -> str:
@@ -65,15 +49,12 @@ def lift(fleet_path: str, deployment: str, env: Mapping[str, str], deadline_s: f
 
 
 def main(args: list[str]) -> int:
-    fleet_path, deployment, what, monitor, began = args
-    if sys.stdin.buffer.read().strip() == b"done":
+    fleet_path, deployment, monitor, began = args
+    if inherited() is None:
         return 0
     if started(int(monitor)) == began:
         os.kill(int(monitor), signal.SIGTERM)
-    why = lift(fleet_path, deployment, os.environ, 5.0 if what == "end" else _TRY_S)
-    if what == "end":
-        return 0 if end_all(target.of(fleet.load(fleet_path).one(deployment), fleet_path, os.environ).managers) else 1
-    return 1 if why else 0
+    return 1 if lift(fleet_path, deployment, os.environ, _TRY_S) else 0
 
 
 if __name__ == "__main__":

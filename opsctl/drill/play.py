@@ -45,25 +45,24 @@ def play(playbook: Playbook, stage: Stage, responder: Responder, talk: Callable[
             raise StageError(f"the steady state does not hold: {check.name} {check.outcome}: {check.evidence}")
     traffic = stage.clients(drill.traffic)
     playing = Playing(playbook, stage, talk, score, traffic, deadlines)
-    with lifter.guarded(stage.fleet_path, stage.deployment.name, "end" if stage.own else "lift", stage.env, stage.watcher.process.pid):
+    try:
         try:
-            try:
-                _learn(playing)
-                traffic.begin()
-                time.sleep(moment(seed))
-                playing.look()
-                _inject(playing)
-                if drill.pages:
-                    _paged_for(playing, responder)
-                else:
-                    _paged_for_nobody(playing, responder)
-                if playing.until(playing.good, deadlines.mitigate_s):
-                    playing.stamp("mitigated", playing.good())
-            finally:
-                _lift(playing)
-            _recovered(playing)
+            _learn(playing)
+            traffic.begin()
+            time.sleep(moment(seed))
+            playing.look()
+            _inject(playing)
+            if drill.pages:
+                _paged_for(playing, responder)
+            else:
+                _paged_for_nobody(playing, responder)
+            if playing.until(playing.good, deadlines.mitigate_s):
+                playing.stamp("mitigated", playing.good())
         finally:
-            traffic.end()
+            _lift(playing)
+        _recovered(playing)
+    finally:
+        traffic.end()
     playing.look()
     score.judge(drill)
     return score

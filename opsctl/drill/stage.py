@@ -17,6 +17,7 @@ from engine import blackbox
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from monitors.fleet import Deployment
+from opsctl.drill import lifter
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.schema import Change, Drill
 from opsctl.playbooks.server import Deployed
@@ -164,7 +165,8 @@ def booted(drill: Drill, env: Mapping[str, str], talk: Callable[[str], None], fo
 
 @contextlib.contextmanager
 def staged(fleet_path: str, deployment: str, env: Mapping[str, str], folder: Path) -> Iterator[Stage]:
-    """A deployment that is there already. The caller has seen that it allows faults. Pages go to its own people."""
+    """A deployment that is there already. The caller has seen that it allows faults, which do not outlive this process, however
+    it ends. Pages go to its own people."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def monitor() -> Watcher:
@@ -175,7 +177,10 @@ def staged(fleet_path: str, deployment: str, env: Mapping[str, str], folder: Pat
                 subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
             )
 
-    with _watched(fleet_path, deployment, dict(env), folder, [], own=False, watcher=monitor) as stage:
+    with (
+        _watched(fleet_path, deployment, dict(env), folder, [], own=False, watcher=monitor) as stage,
+        lifter.guarded(fleet_path, deployment, stage.env, stage.watcher.process.pid),
+    ):
         yield stage
 
 

@@ -1,8 +1,7 @@
-"""Takes the nodes down when the replay's own process is gone: a process that waits on a pipe which dies with it.
+"""Takes the nodes down when the replay's own process is gone.
 
-``python -m opsctl.replay.sweeper PREFIX FOLDER NODE...``: at the end of standard input whatever still lives in the
-operator's namespace is killed, and the nodes and their network are taken down. The word ``done`` on standard input means:
-not needed.
+``python -m opsctl.replay.sweeper PREFIX FOLDER NODE...``: an heir (``opsctl/staging/heir.py``). Whatever still lives in the
+operator's namespace is killed, and the nodes and their network are taken down.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from opsctl.staging import nodes
+from opsctl.staging.heir import heir, inherited
 from opsctl.staging.site import python_path_env
 
 
@@ -23,26 +23,14 @@ from opsctl.staging.site import python_path_env
 def guarded(prefix: str, folder: Path, names: Sequence[str]) -> Iterator[None]:
     """While this is open, the death of this process in any way takes the nodes down; so does an error that cut the orderly
     way short."""
-    process = subprocess.Popen([sys.executable, "-m", "opsctl.replay.sweeper", prefix, str(folder), *names], stdin=subprocess.PIPE,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                               env=python_path_env(os.environ))  # fmt: skip
-    assert process.stdin is not None
-    try:
+    with heir("opsctl.replay.sweeper", prefix, str(folder), *names, env=python_path_env(os.environ)) as waits:
         yield
-        process.stdin.write(b"done\n")
-    finally:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        waits.dismiss()
 
 
 def main(args: Sequence[str]) -> int:
     prefix, folder, *names = args
-    if sys.stdin.buffer.read().strip() == b"done":
+    if inherited() is None:
         return 0
     operator = f"{prefix}-ctl"
     found = subprocess.run(

@@ -20,9 +20,11 @@ from typing import Any
 import httpx
 
 from monitors import fleet
+from opsctl.pid import started
 from opsctl.rollout import target
 from opsctl.service.manager import ServiceError
 from opsctl.staging.command import envelope
+from opsctl.staging.heir import Heir, heir
 from opsctl.staging.pager import Pager
 from opsctl.staging.waiting import StageError, wait_for
 from opsctl.staging.watcher import Watcher
@@ -87,14 +89,15 @@ class Site:
 
     def __init__(self, folder: Path, env: Mapping[str, str], pager: Pager, layout: Layout) -> None:
         self.folder, self.layout = folder, layout
+        self.heir: Heir | None = None
         self.port = _free_ports(1)
-        self._sockets = Path(tempfile.mkdtemp(prefix="lastbatch-"))
+        self.sockets = Path(tempfile.mkdtemp(prefix="lastbatch-"))
         self._status_port = _free_ports(1)
         self.env = {
             **env,
             "OPSCTL_MONITOR": f"http://127.0.0.1:{self._status_port}",
             "XDG_STATE_HOME": str(folder / "state"),
-            "XDG_RUNTIME_DIR": str(self._sockets),
+            "XDG_RUNTIME_DIR": str(self.sockets),
             "PYTHONUNBUFFERED": "1",
         }
         self.fleet = folder / "fleet.toml"
@@ -140,7 +143,10 @@ class Site:
         command = [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(self.fleet), "--stall-s", str(self.layout.stall_s), "--json",
                    "--status-port", str(self._status_port), "--state-dir", str(self.folder / "state" / "monitor")]  # fmt: skip
         with (self.folder / "log" / "hang-monitor.log").open("w") as log:
-            return Watcher(subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True))
+            process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+        if self.heir is not None:
+            self.heir.tell(f"{process.pid} {started(process.pid)}")
+        return Watcher(process)
 
     def box(self, rank: int) -> Path:
         return self.folder / "run" / self.home[rank] / f"rank-{rank}.box"
@@ -154,7 +160,7 @@ class Site:
         wait_for(ready, deadline_s, f"the server to be ready (logs: {self.folder}/log)")
 
     def close(self) -> None:
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -166,12 +172,16 @@ def site(layout: Layout, env: Mapping[str, str], on_page: Callable[[str], None],
         folder = fleet.state_root(env) / time.strftime(f"{layout.what}-%Y%m%dT%H%M%SZ", time.gmtime())
     folder.mkdir(parents=True)
     pager = Pager(on_page, on_text=on_text)
-    made = Site(folder, env, pager, layout)
     try:
-        yield made
+        made = Site(folder, env, pager, layout)
+        with heir("opsctl.staging.remains", str(made.fleet), DEPLOYMENT, str(made.sockets), env=made.env) as made.heir:
+            try:
+                yield made
+            finally:
+                end_all(made.services())
+                made.close()
+                made.heir.dismiss()
     finally:
-        end_all(made.services())
-        made.close()
         pager.close()
 
 

@@ -24,7 +24,7 @@ STEADY = Path(__file__).parent / "steady.py"
 HOLDER = """
 import os, sys, time
 from opsctl.drill.lifter import guarded
-with guarded(sys.argv[1], "small", "lift", os.environ, int(sys.argv[2])):
+with guarded(sys.argv[1], "small", os.environ, int(sys.argv[2])):
     print("open", flush=True)
     sys.stdin.read()
 """
