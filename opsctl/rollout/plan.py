@@ -34,12 +34,19 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """A file that a commit writes, with its text now and then; ``trial``: where it lies until then."""
+    """A file that a commit writes, with its text now and then; ``trial``: where it lies until then. ``is_unit``: the unit's
+    own file, not one of opsctl's."""
 
     path: str
     before: str
     after: str
     trial: str
+    is_unit: bool = False
+
+    def diff(self, node: str) -> list[str]:
+        at = f"{node}:{self.path}"
+        lines = self.before.splitlines(), self.after.splitlines()
+        return list(difflib.unified_diff(*lines, f"{at} (now)", f"{at} (at the commit)", n=1, lineterm=""))
 
 
 class ServicePlan(msgspec.Struct, frozen=True):
@@ -126,24 +133,20 @@ class Plan(msgspec.Struct, frozen=True):
         return "\n".join(part for part in (self.commands_diff(), self.files_diff()) if part)
 
     def commands_diff(self) -> str:
-        """What each service runs, now and then."""
+        """What each service runs and is made of, now and then."""
         parts: list[str] = []
         for service in self.services:
             where = f"{service.name} on {service.node}"
             parts += difflib.unified_diff(
                 _lines(service.before), _lines(service.after), f"{where} (now)", f"{where} (planned)", n=2, lineterm=""
             )
+            parts += [line for file in service.files if file.is_unit for line in file.diff(service.node)]
         return "\n".join(parts)
 
     def files_diff(self) -> str:
-        """The files that make it last, now and as the commit writes them."""
-        parts: list[str] = []
-        for service in self.services:
-            for file in service.files:
-                old, new = file.before.splitlines(), file.after.splitlines()
-                parts += difflib.unified_diff(old, new, f"{service.node}:{file.path} (now)", f"{service.node}:{file.path} (at the commit)",
-                                              n=1, lineterm="")  # fmt: skip
-        return "\n".join(parts)
+        """The files of opsctl's own that make it last, now and as the commit writes them."""
+        found = [file.diff(service.node) for service in self.services for file in service.files if not file.is_unit]
+        return "\n".join(line for lines in found for line in lines)
 
 
 def _lines(command: Command) -> list[str]:
@@ -225,7 +228,7 @@ def _service(manager: ServiceManager, wish: Wish) -> ServicePlan:
     path, text = manager.committed_file(Override(after.argv, added, mounts, unit))
     files = [FileChange(path, manager.committed_file(committed)[1], text, manager.trial_path())]
     if new:
-        files.insert(0, FileChange(new.path, new.before, new.after, new.trial))
+        files.insert(0, FileChange(new.path, new.before, new.after, new.trial, True))
     kept = Command(committed.argv, dict(committed.env), dict(committed.mounts), now_unit.name if now_unit else "") if committed else None
     return ServicePlan(manager.name, manager.node, before, after, added, kept, tuple(files), unit, new.after if new else "", now_unit,
                        new.notes if new else ())  # fmt: skip
