@@ -164,6 +164,8 @@ def verify(
         found, checks = desk.verify(stable)
     data = {"verified": msgspec.to_builtins(found), "checks": msgspec.to_builtins(checks)}
     text = "\n".join(f"{check.name:<12} {check.outcome:<12} {check.evidence}" for check in checks)
+    text += f"\nrecorded: a revert goes back to this ({found.digest[:12] or 'no digest'})" if found else (
+        "\nnot proven, so nothing was recorded; what is wrong: opsctl triage")  # fmt: skip
     code = ExitCode.DONE if found else ExitCode.FOUND
     session.show(Answer("rollout verify", data, text, code), as_json=as_json)
 

@@ -114,7 +114,8 @@ class Desk:
         out = ""
         with contextlib.suppress(ValueError):  # a journal that cannot be read is told above
             for path in paths:
-                last[0]["next"] = standing.told(last[0], services, self._journal(path).plan.times.lease_s)
+                times = self._journal(path).plan.times
+                last[0]["next"] = standing.told(last[0], services, times.lease_s, times.hold_s)
             out = "\n".join(Drains(j.plan.drains, self.target.managers, j, self._waiter).left for j in map(self._journal, paths))
         known = verified.read(self.folder)
         owed = self._pager.owed() if isinstance(self._pager, UrlPager) else ()

@@ -3,6 +3,7 @@ ended who went back, when, why, and what to do next."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ def text(data: Mapping[str, Any]) -> str:
             continue
         held = f", held by {service['held_by']}" if service["held_by"] else ""
         changed = "trial" if service["trial"] else "committed override" if service["committed"] else "as defined"
-        lines.append(f"{service['name']}: {service['state']}, invocation {service['invocation_id'][:8] or '-'}, {changed}{held}")
+        fails = f", FAILED {service['restarts']} TIMES and restarts ({service['result']})" if service["waiting_to_restart"] else ""
+        lines.append(f"{service['name']}: {service['state']}, invocation {service['invocation_id'][:8] or '-'}, {changed}{held}{fails}")
         if service["unit_file"]:
             lines.append(f"  UNIT FILE of a rollout's: sha256 {service['unit_file'].partition('-')[0]}")
         lines += [f"  OVERLAY {one['target']}: sha256 {one['sha256'][:16]} ({one['seen']})" for one in service["overlays"]]
@@ -68,7 +70,7 @@ def text(data: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *data["out_of_router"].splitlines(), *(f"page owed: {title}" for title in data["owed"])])
 
 
-def told(last: Mapping[str, Any], services: Sequence[Mapping[str, Any]], lease_s: float) -> str:
+def told(last: Mapping[str, Any], services: Sequence[Mapping[str, Any]], lease_s: float, hold_s: float) -> str:
     """``last``: as ``history.summary`` gives it; ``services``: as ``Desk.status`` gives them. The summary's own words where
     the services say nothing more."""
     if last["state"] not in _OPEN:
@@ -81,6 +83,12 @@ def told(last: Mapping[str, Any], services: Sequence[Mapping[str, Any]], lease_s
         return (
             f"REVERTED BY THE DEAD-MAN: {who}. Why: nobody renewed the lease for {lease_s:g} s (the command was killed, or its machine or "
             f"the network died). What was committed last runs there.{left} Next: opsctl rollout resume (proves it and closes the rollout)"
+        )
+    if last["state"] == State.held:
+        until = datetime.datetime.fromisoformat(last["ended_utc"]) + datetime.timedelta(seconds=hold_s)
+        return (
+            f"HELD, it could not be told: {last['why']}. It serves as changed and goes back by itself at {until:%H:%M} UTC. "
+            "Next: opsctl rollout resume (looks again, then commits), or opsctl rollout abort"
         )
     if not any(one["error"] or one["trial"] or one["held_by"] for one in services):
         return (

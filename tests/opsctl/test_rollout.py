@@ -122,6 +122,8 @@ def test_a_rank_that_cannot_be_read_is_held_for_an_operator_and_reverted_without
     assert ran.code == 5, ran.err
     assert site.ask().status_code == 200
     assert site.services[0].lease_token() == ran.data["id"]
+    told = site.rollout("status").data["last"]["next"]
+    assert told.startswith("HELD, it could not be told: ranks: ") and "goes back by itself at" in told
     assert site.apply("--set", "page-size=32").code == 6
     again = site.rollout("abort", "--reason", "enough seen")
     assert again.code == 3, again.err
