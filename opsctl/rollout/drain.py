@@ -42,7 +42,7 @@ class Drains:
         for manager, one in self._of(group):
             if one in self.is_out:
                 continue
-            self.journal.write(self.journal.state, "draining", service=one.service)
+            self.journal.write(self.journal.state, "draining", group=group.managers[0].name, service=one.service)
             self.waiter.talk(f"taking {one.service} out of its router: {shlex.join(one.out)} (at most {one.deadline_s:g} s)")
             manager.set_undrain(one.back, one.deadline_s)
             self._run(manager, one.out, f"{one.service} to be drained", one.deadline_s)
@@ -55,7 +55,7 @@ class Drains:
             self.waiter.talk(f"putting {one.service} back into its router: {shlex.join(one.back)}")
             self._run(manager, one.back, f"{one.service} to be put back", one.deadline_s)
             manager.set_undrain((), 0.0)
-            self.journal.write(self.journal.state, "back", service=one.service)
+            self.journal.write(self.journal.state, "back", group=group.managers[0].name, service=one.service)
 
     def back_or_tell(self, group: Target) -> None:
         """On the way back, where a router that does not answer stops nothing: what is left is in ``left``."""
