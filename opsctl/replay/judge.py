@@ -49,15 +49,17 @@ def _shown(value: Any) -> str:
     return "not measured" if value is None else "empty" if value == "" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-NOT_PLAYED = "not played"
+NOT_PLAYED, NOT_MEASURED = "not played", "not measured"
 
 
 def cell(text: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
-    """A cell filled in; ``not played`` when a step that it reads of was not, or did not come so far."""
+    """A cell filled in; ``not played`` when a step that it reads of was not, ``not measured`` when one found no figure."""
     try:
         return text.format_map(facts)
-    except (KeyError, TypeError, ValueError):
+    except KeyError:
         return NOT_PLAYED
+    except (TypeError, ValueError):
+        return NOT_MEASURED
 
 
 def rows(day: Day, outcomes: Sequence[Outcome], whole: Whole) -> list[tuple[str, str, str, str]]:

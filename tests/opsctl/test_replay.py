@@ -148,7 +148,7 @@ def test_the_table_sets_that_days_figures_beside_ours(day: Day) -> None:
     lines = judge.table(day, outcomes_of(day), WHOLE).splitlines()
     assert len(lines) == 2 + len(day.table)
     assert any("| hang, after the constrained request | 24 to 47 s | 0.4 to 2.0 s, 4 hangs | no; " in line for line in lines)
-    assert any("100 of 100 in 61 s" in line and "one each 1.2 s" in line for line in lines)
+    assert any("100 of 100 in 61 s" in line and "one each 0.6 s" in line for line in lines)
     assert judge.NOT_PLAYED not in "\n".join(lines)
 
 
@@ -157,6 +157,8 @@ def test_a_figure_that_was_not_measured_is_none_of_ours(day: Day) -> None:
     rows = {what: ours for what, _, ours, _ in judge.rows(day, found, WHOLE)}
     assert rows["constrained requests refused"] == judge.NOT_PLAYED
     assert rows["hang, after the constrained request"] == "0.4 to 2.0 s, 4 hangs"
+    none = msgspec.structs.replace(WHOLE, hang_least_s=None)
+    assert {what: ours for what, _, ours, _ in judge.rows(day, found, none)}["hang, after the constrained request"] == judge.NOT_MEASURED
 
 
 def test_the_whole_day_counts_hangs_restarts_and_turns_of_all_steps() -> None:
