@@ -31,6 +31,7 @@ from opsctl.reference import reference
 from opsctl.repro.cli import app as repro_app
 from opsctl.rollout.cli import app as rollout_app
 from opsctl.rollout.desk import Refused
+from opsctl.rollout.flags import EditError
 from opsctl.runbooks.cli import app as runbook_app
 from opsctl.runbooks.cli import approve
 from opsctl.service.cli import app as service_app
@@ -128,6 +129,8 @@ def main(
         code, problem = ExitCode.INTERRUPTED, Problem("interrupted", "interrupted; a rollout that was under way is left to its dead-man")
     except Refused as error:
         code, problem = error.code, Problem("refused", str(error), remedy=error.remedy)
+    except EditError as error:
+        code, problem = ExitCode.USAGE, Problem("usage", str(error))
     except FleetError as error:
         code, problem = ExitCode.USAGE, Problem("fleet", str(error))
     except PlaybookError as error:

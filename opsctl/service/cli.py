@@ -54,7 +54,7 @@ def start(context: typer.Context, name: str = NAME, services: str = SERVICES, de
     service, waiter = _service(session, services, name), Waiter(talk=session.talk)
     if not service.snapshot().running:
         wait.start([service], waiter, deadline_s)
-    _until_ready(service, waiter, deadline_s)
+    _until_ready([service], name, waiter, deadline_s)
     _show(session, "service start", service, as_json)
 
 
@@ -75,7 +75,7 @@ def restart(context: typer.Context, name: str = NAME, services: str = SERVICES, 
     service, waiter = _service(session, services, name), Waiter(talk=session.talk)
     wait.stop([service], waiter, deadline_s)
     wait.start([service], waiter, deadline_s)
-    _until_ready(service, waiter, deadline_s)
+    _until_ready([service], name, waiter, deadline_s)
     _show(session, "service restart", service, as_json)
 
 
@@ -114,7 +114,11 @@ def _on_group(session: Session, command: str, fleet_path: str, deployment: str, 
         wait.stop(group, waiter, deadline_s)
     if starts:
         wait.start([manager for manager in group if not manager.snapshot().running], waiter, deadline_s)
-        waiter.until(f"{one.name} to be ready", lambda: all(manager.snapshot().state is State.active for manager in group), deadline_s)
+        _until_ready(group, one.name, waiter, deadline_s)
+    else:  # what was started for this deployment alone goes too; the next start brings it back
+        for manager in group:
+            if isinstance(manager, EmbeddedService):
+                manager.end()
     data = {"services": {manager.name: msgspec.to_builtins(manager.snapshot()) for manager in group}}
     text = f"{one.name}: {', '.join(f'{manager.name} {manager.snapshot().state}' for manager in group)}"
     session.show(Answer(f"service {command}", data, text), as_json=as_json)
@@ -193,17 +197,21 @@ def run(context: typer.Context, name: str = NAME, services: str = SERVICES) -> N
     sys.exit(supervisor.run(start=True))
 
 
-def _until_ready(service: EmbeddedService, waiter: Waiter, deadline_s: float) -> None:
-    """Ready in two looks at the same start: one that dies of what it was ready for is not. Raises ServiceError as soon as
-    the service has failed for good, or three times in a row."""
-    seen = [""]
+def _until_ready(services: Sequence[ServiceManager], what: str, waiter: Waiter, deadline_s: float) -> None:
+    """Ready in two looks at the same start: one that dies of what it was ready for is not. Raises ServiceError as soon as a
+    service has failed for good, or three times in a row."""
+    seen: dict[str, str] = {}
 
-    def ready() -> bool:
-        found = service.snapshot()
+    def ready(name: str, found: Snapshot, service: ServiceManager) -> bool:
         if found.state is State.failed or (found.waiting_to_restart and found.restarts >= 2):
             tail = "\n".join(line.text for line in service.log(found.invocation_id)[-20:])
-            raise ServiceError(f"{service.name}: {found.state} ({found.result}), restarts {found.restarts}; its last lines:\n{tail}")
-        before, seen[0] = seen[0], found.invocation_id if found.state is State.active else ""
-        return bool(seen[0]) and seen[0] == before
+            raise ServiceError(f"{name}: {found.state} ({found.result}), restarts {found.restarts}; its last lines:\n{tail}")
+        before, seen[name] = seen.get(name, ""), found.invocation_id if found.state is State.active else ""
+        return bool(seen[name]) and seen[name] == before
 
-    waiter.until(f"{service.name} to be ready", ready, deadline_s)
+    def all_ready() -> bool:
+        found = together.snapshots(services)
+        looks = [ready(service.name, found[service.name], service) for service in services]  # each, for each may have failed
+        return all(looks)
+
+    waiter.until(f"{what} to be ready", all_ready, deadline_s)

@@ -58,6 +58,53 @@ def test_a_service_that_keeps_failing_ends_the_wait_with_its_last_lines(env: dic
     assert "ValueError: of this very start" in ran.errors[0]["message"]
 
 
+def test_a_group_that_cannot_start_is_told_at_once_with_the_reason_and_a_stopped_one_leaves_no_process(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    def file(command: str) -> str:
+        path = tmp_path / "fleet.toml"
+        path.write_text(f'''[deployment.d]
+engine = "lastbatch"
+api = "http://127.0.0.1:9"
+service = "embedded"
+[[deployment.d.node]]
+name = "here"
+[[deployment.d.node.service]]
+unit = "one"
+ranks = [0]
+run_dir = "{tmp_path}/one"
+log = "{tmp_path}/one.log"
+command = {command}
+args = []
+''')
+        return str(path)
+
+    def supervisors() -> list[str]:
+        return [
+            line for line in map(_read, Path("/proc").glob("[0-9]*/cmdline")) if "opsctl.service.launch" in line and str(tmp_path) in line
+        ]
+
+    ran = opsctl(env, "service", "start-group", "--fleet", file('["/nowhere/server"]'), "--deadline-s", "60", "--json")
+    assert ran.code == 2 and "Cannot start /nowhere/server" in ran.errors[0]["message"]
+    assert "FAILED" in opsctl(env, "rollout", "status", "--fleet", str(tmp_path / "fleet.toml")).out
+    ran = opsctl(env, "rollout", "verify", "--fleet", str(tmp_path / "fleet.toml"), "--json")
+    assert ran.code == 2 and "/nowhere/server" in ran.errors[0]["message"]
+    assert opsctl(env, "service", "stop-group", "--fleet", str(tmp_path / "fleet.toml")).code == 0
+    wait_until(lambda: not supervisors())
+    ran = opsctl(env, "service", "start-group", "--fleet", file(json.dumps([sys.executable, str(STEADY), "serve"])), "--json")
+    assert ran.code == 0 and ran.data["services"]["one"]["state"] == "active", ran.err
+    assert supervisors()
+    assert opsctl(env, "service", "stop-group", "--fleet", str(tmp_path / "fleet.toml")).code == 0
+    wait_until(lambda: not supervisors())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
