@@ -21,7 +21,7 @@ from opsctl.rollout.options import Options, changing
 from opsctl.rollout.pager import UrlPager
 from opsctl.rollout.plan import Plan
 from opsctl.rollout.result import Result
-from opsctl.rollout.voice import Voice
+from opsctl.service.voice import Voice
 from opsctl.service.wait import Waiter
 
 app = typer.Typer(

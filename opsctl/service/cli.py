@@ -16,6 +16,7 @@ from opsctl.service.definition import services_folder
 from opsctl.service.embedded import EmbeddedService
 from opsctl.service.manager import ServiceError, ServiceManager, Snapshot, State
 from opsctl.service.supervisor import Supervisor
+from opsctl.service.voice import Voice
 from opsctl.service.wait import Waiter
 
 app = typer.Typer(no_args_is_help=True, help="Run services under the embedded supervisor.")
@@ -109,16 +110,17 @@ def _on_group(session: Session, command: str, fleet_path: str, deployment: str, 
 
     one = fleet.load(fleet_path).one(deployment)
     group = target.of(one, fleet_path, session.env).managers
-    waiter = Waiter(talk=session.talk)
-    if stops:
-        wait.stop(group, waiter, deadline_s)
-    if starts:
-        wait.start([manager for manager in group if not manager.snapshot().running], waiter, deadline_s)
-        _until_ready(group, one.name, waiter, deadline_s)
-    else:  # what was started for this deployment alone goes too; the next start brings it back
-        for manager in group:
-            if isinstance(manager, EmbeddedService):
-                manager.end()
+    with Voice(session.talk).kept_up() as voice:
+        waiter = Waiter(talk=voice)
+        if stops:
+            wait.stop(group, waiter, deadline_s)
+        if starts:
+            wait.start([manager for manager in group if not manager.snapshot().running], waiter, deadline_s)
+            _until_ready(group, one.name, waiter, deadline_s)
+        else:  # what was started for this deployment alone goes too; the next start brings it back
+            for manager in group:
+                if isinstance(manager, EmbeddedService):
+                    manager.end()
     data = {"services": {manager.name: msgspec.to_builtins(manager.snapshot()) for manager in group}}
     text = f"{one.name}: {', '.join(f'{manager.name} {manager.snapshot().state}' for manager in group)}"
     session.show(Answer(f"service {command}", data, text), as_json=as_json)

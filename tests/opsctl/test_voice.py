@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from opsctl.rollout.voice import SILENCE_S, Voice
+from opsctl.service.voice import SILENCE_S, Voice
 
 
 def test_a_silence_is_broken_with_what_is_waited_for_and_for_how_long() -> None:
@@ -30,4 +30,4 @@ def test_it_speaks_while_the_command_itself_is_blocked_and_stops_with_it() -> No
     voice = Voice(lambda text: heard.set(), 0.02)
     with voice.kept_up():
         assert heard.wait(10)
-    assert not any(thread.name == "rollout: voice" for thread in threading.enumerate())
+    assert not any(thread.name == "voice" for thread in threading.enumerate())

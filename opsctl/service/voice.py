@@ -55,7 +55,7 @@ class Voice:
             while not done.wait(self._silence_s / 9):
                 self.remind()
 
-        thread = threading.Thread(target=run, name="rollout: voice", daemon=True)
+        thread = threading.Thread(target=run, name="voice", daemon=True)
         thread.start()
         try:
             yield self
