@@ -170,6 +170,7 @@ def pair(serving: Serving, env: Mapping[str, str], folder: Path, on_page: Callab
     with sweeper.guarded(prefix, folder / "nodes", names), contextlib.ExitStack() as undo:
         for file in (key, key.with_suffix(".pub")):
             undo.callback(file.unlink, missing_ok=True)
+        undo.callback(nodes.clear, folder / "nodes")
         undo.callback(nodes.fabric, "down", prefix, len(names))
         nodes.fabric("up", prefix, len(names))
         for number, name in enumerate(names):

@@ -46,6 +46,9 @@ def main(args: Sequence[str]) -> int:
         except (subprocess.SubprocessError, OSError):
             wrong = 1  # the others are stopped all the same
     nodes.fabric("down", prefix, len(names))
+    nodes.clear(Path(folder))
+    for key in ("id", "id.pub"):  # of nodes that are gone
+        (Path(folder).parent / key).unlink(missing_ok=True)
     return wrong
 
 

@@ -88,6 +88,16 @@ def boot(
     return SystemdNode(name, int(found[1]), folder)
 
 
+def clear(folder: Path) -> None:
+    """Take the nodes' folder away once they are stopped. Where the machine had no cgroup v2, their first boot mounted one in it."""
+    cgroup = folder / "cgroup"
+    if cgroup.is_mount():
+        subprocess.run(["umount", cgroup], check=True, timeout=10, capture_output=True)
+    for path in (cgroup, folder):
+        with contextlib.suppress(OSError):  # what is not empty stays, to be looked at
+            path.rmdir()
+
+
 def fabric(verb: str, prefix: str, count: int) -> None:
     """``up`` or ``down``: the nodes' network, and the operator's namespace ``PREFIX-ctl`` on it."""
     subprocess.run(["bash", _HERE / "fabric.sh", verb, prefix, str(count)], check=True, timeout=20, capture_output=True)
