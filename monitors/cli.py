@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from importlib import metadata, resources
 from pathlib import Path
@@ -24,6 +23,7 @@ from monitors.exit_codes import ExitCode
 from monitors.judge.progress import Limits
 from monitors.judge.verdict import Verdict
 from monitors.liveness import Liveness
+from monitors.observe import web
 from monitors.sdnotify import Notifier
 from monitors.status import StatusServer
 
@@ -221,10 +221,10 @@ def unit(
 def status(url: Annotated[str, typer.Option("--url", help="where `run --status-port` serves")]) -> None:
     """Print what a running monitor sees, as JSON."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            print(json.dumps(json.load(answer), indent=2))
+        _, page = web.ask(url, deadline_s=5)
+        print(json.dumps(json.loads(page), indent=2))
     except (OSError, ValueError) as error:
-        _fail(f"{url}: {getattr(error, 'reason', None) or error}", ExitCode.UNREACHABLE)
+        _fail(f"{url}: {error}", ExitCode.UNREACHABLE)
 
 
 @app.command()

@@ -10,12 +10,11 @@ import hashlib
 import json
 import secrets
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monitors.observe import web
 from monitors.observe.reading import Reading, gap
 
 _SEEDED = "Count from one to ten in English words: one, two, three, four, five,"
@@ -34,9 +33,10 @@ class Said:
 def model_of(api: str, *, deadline_s: float, headers: Mapping[str, str] | None = None) -> Reading[str]:
     """The first model that the server names."""
     try:
-        request = urllib.request.Request(f"{api}/v1/models", headers=dict(headers or {}))
-        with urllib.request.urlopen(request, timeout=deadline_s) as answer:
-            return Reading(str(json.loads(answer.read(_MOST_BYTES))["data"][0]["id"]))
+        status, answer = web.ask(f"{api}/v1/models", deadline_s=deadline_s, headers=headers, most=_MOST_BYTES)
+        if status != 200:
+            return gap(f"GET {api}/v1/models: status {status}")
+        return Reading(str(json.loads(answer)["data"][0]["id"]))
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         return gap(f"GET {api}/v1/models: {error}")
 
@@ -50,18 +50,14 @@ def ask(
     body["prompt"] = _SEEDED if seeded else f"[{nonce}] Count from one to ten: one, two,"
     started = time.monotonic()
     try:
-        request = urllib.request.Request(
-            f"{api}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json", "User-Agent": "hang-monitor-canary", **(headers or {})},
-        )
-        with urllib.request.urlopen(request, timeout=deadline_s) as answer:
-            text = str(json.loads(answer.read(_MOST_BYTES))["choices"][0]["text"])
-    except urllib.error.HTTPError as error:
-        error.close()
-        return gap(f"canary: status {error.code}")
+        said = {"Content-Type": "application/json", "User-Agent": "hang-monitor-canary", **(headers or {})}
+        status, answer = web.ask(f"{api}/v1/completions", deadline_s=deadline_s, headers=said, body=json.dumps(body).encode(),
+                                 most=_MOST_BYTES)  # fmt: skip
+        if status != 200:
+            return gap(f"canary: status {status}")
+        text = str(json.loads(answer)["choices"][0]["text"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        return gap(f"canary: {getattr(error, 'reason', None) or error or type(error).__name__}")
+        return gap(f"canary: {str(error) or type(error).__name__}")
     if not text:
         return gap("canary: an answer without text")
     return Reading(Said(hashlib.sha256(text.encode()).hexdigest()[:16], time.monotonic() - started, nonce))

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 
 from monitors.engines import Dialect
 from monitors.judge.holding import Page
+from monitors.observe import web
 from monitors.observe.reading import Reading, gap
 
 _SAMPLE = re.compile(
@@ -63,15 +62,11 @@ def total(values: Mapping[str, float], names: Iterable[str]) -> float | None:
 
 def fetch(url: str, *, deadline_s: float, headers: Mapping[str, str] | None = None) -> Reading[bytes]:
     """GET a page. Only an answer of 200 is a value."""
-    request = urllib.request.Request(url, headers=dict(headers or {}))
     try:
-        with urllib.request.urlopen(request, timeout=deadline_s) as answer:
-            return Reading(answer.read(_MOST_BYTES))
-    except urllib.error.HTTPError as error:
-        error.close()
-        return gap(f"GET {url}: status {error.code}")
+        status, page = web.ask(url, deadline_s=deadline_s, headers=headers, most=_MOST_BYTES)
     except (OSError, ValueError) as error:
-        return gap(f"GET {url}: {getattr(error, 'reason', None) or error}")
+        return gap(f"GET {url}: {error}")
+    return Reading(page) if status == 200 else gap(f"GET {url}: status {status}")
 
 
 def scrape(api: str, dialect: Dialect, *, deadline_s: float, headers: Mapping[str, str] | None = None) -> Reading[dict[str, float]]:

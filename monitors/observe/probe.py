@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 
 from monitors.judge.scene import Health
+from monitors.observe import web
 
 
 def ask(api: str, route: str, *, deadline_s: float, headers: Mapping[str, str] | None = None) -> Health:
     """GET a route. Status 0 stands for no answer within the deadline."""
     started = time.monotonic()
     status = 0
-    try:
-        with urllib.request.urlopen(urllib.request.Request(f"{api}{route}", headers=dict(headers or {})), timeout=deadline_s) as answer:
-            status = answer.status
-    except urllib.error.HTTPError as error:
-        status = error.code
-        error.close()
-    except (OSError, ValueError):
-        pass  # refused, reset, timed out or no HTTP: all of them are "no answer", which status 0 says
+    with contextlib.suppress(OSError, ValueError):  # refused, reset, timed out or no HTTP: all are "no answer", which status 0 says
+        status, _ = web.ask(f"{api}{route}", deadline_s=deadline_s, headers=headers)
     return Health(route, status, time.monotonic() - started)
 
 

@@ -12,8 +12,8 @@ import msgspec
 from opsctl.load.shapes import Shape
 
 # What went wrong, by kind; a status that was not asked for is "http 503".
-CONNECT, TIMEOUT, CUT, INVALID_JSON, JSON_BY_LENGTH, EMPTY = (
-    "connect", "timeout", "cut stream", "invalid JSON", "JSON cut by max_tokens", "empty",
+CONNECT, TIMEOUT, CUT, TOO_LONG, INVALID_JSON, JSON_BY_LENGTH, EMPTY = (
+    "connect", "timeout", "cut stream", "answer without end", "invalid JSON", "JSON cut by max_tokens", "empty",
 )  # fmt: skip
 NOT_REFUSED, NO_TOOL_CALL, UNFINISHED, DROPPED = "not refused", "no tool call", "unfinished", "not sent"
 NOT_THE_SERVERS = frozenset({UNFINISHED, DROPPED})  # the run's own limits, no fault of what it asked
@@ -94,9 +94,14 @@ def judge(shape: Shape, begun_s: float, seconds: float, status: int, chunks: Seq
 
 def _events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
     """The JSON events of a stream, each with the time at which its last byte came. ``[DONE]`` is None."""
-    rest = b""
+    rest: list[bytes] = []
     for moment, data in chunks:
-        *lines, rest = (rest + data).split(b"\n")
+        first, *lines = data.split(b"\n")
+        rest.append(first)
+        if not lines:
+            continue
+        lines = [b"".join(rest), *lines]
+        rest = [lines.pop()]
         for line in lines:
             if not line.startswith(b"data:"):
                 continue

@@ -17,6 +17,7 @@ from opsctl.load.asked import Asked
 from opsctl.load.shapes import TOKENS_PER_WORD, Shape
 
 _CONNECT_S = 5.0
+_MOST_BYTES = 64 << 20  # of one answer: a server that talks without end shall not fill the memory
 
 
 class NoServer(Exception):
@@ -46,8 +47,11 @@ class Client:
         if not self.model:
             where = f"{self.base}/v1/models"
             try:
-                answer = await self._http.get("/v1/models", timeout=_CONNECT_S)
+                async with asyncio.timeout(_CONNECT_S):
+                    answer = await self._http.get("/v1/models")
                 self.model = str(answer.json()["data"][0]["id"])
+            except TimeoutError as error:
+                raise NoServer(f"GET {where}: no answer within {_CONNECT_S:g} s") from error
             except httpx.HTTPError as error:
                 raise NoServer(f"GET {where}: {type(error).__name__}: {error}") from error
             except (ValueError, LookupError, TypeError) as error:
@@ -64,6 +68,7 @@ class Client:
         """Send a body that was made elsewhere. ``on_part`` is told when each chunk of an answer came."""
         begun, status, broke = self.clock(), 0, ""
         chunks: list[tuple[float, bytes]] = []
+        size = 0
         try:
             async with asyncio.timeout(max(0.0, min(self.deadline_s, until - begun))):
                 timeout = httpx.Timeout(None, connect=_CONNECT_S)
@@ -71,6 +76,10 @@ class Client:
                     status = answer.status_code
                     async for data in answer.aiter_raw():
                         chunks.append((self.clock(), data))
+                        size += len(data)
+                        if size > _MOST_BYTES:
+                            broke = asked.TOO_LONG
+                            break
                         if on_part is not None and status == 200:
                             on_part(chunks[-1][0])
         except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout):

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from monitors import fleet
-from opsctl import commandline
+from opsctl import commandline, cut
 from opsctl.playbooks.actions import Place, executable
 from opsctl.playbooks.process import end_in
 from opsctl.playbooks.schema import Expectation
@@ -33,7 +33,7 @@ class Probes:
         key = _key(deployment.api_key_file)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._api = Api(deployment.api, key)
-        self._client = httpx.Client(base_url=deployment.api, headers=headers, trust_env=False)
+        self._client = cut.client(deployment.api, headers)
         self._probes: Mapping[str, Callable[[dict[str, Any]], Check]] = {
             "answer": self._answer, "refusal": self._refusal, "constrained": self._constrained, "health": self._health,
             "ranks": self._ranks, "one_configuration": self._one_configuration, "setting": self._setting, "command": self._command,
@@ -123,15 +123,11 @@ class Probes:
 
     def _request(self, method: str, route: str, within_s: float, **more: Any) -> tuple[int, str]:
         """Status and text. Raises ApiError when they do not come in time: ``within_s`` holds for the whole of it."""
-        begun = time.monotonic()
+        timeout = httpx.Timeout(within_s, connect=min(_CONNECT_S, within_s))
         try:
-            with self._client.stream(method, route, timeout=httpx.Timeout(within_s, connect=min(_CONNECT_S, within_s)), **more) as found:
-                body = b""
-                for piece in found.iter_raw():
-                    body += piece
-                    if time.monotonic() - begun > within_s:
-                        raise ApiError(f"{method} {route}: not whole in {within_s:g} s")
-                return found.status_code, body.decode(errors="replace")
+            with cut.at_most(within_s) as limit:
+                found = self._client.request(method, route, timeout=timeout, extensions=limit.extensions, **more)
+                return found.status_code, found.content.decode(errors="replace")
         except httpx.HTTPError as error:
             raise ApiError(f"{method} {route}: {type(error).__name__}: {error} (at most {within_s:g} s)") from error
 

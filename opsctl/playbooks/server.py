@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 
 from monitors import fleet
+from opsctl import cut
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.probes import Probes
 from opsctl.playbooks.schema import Expectation
@@ -23,7 +24,7 @@ class Deployed:
         self._pager = UrlPager(whole.page.urls)
         key = Path(deployment.admin_key_file).read_text(encoding="utf-8").strip() if deployment.admin_key_file else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._admin = httpx.Client(base_url=deployment.api, headers=headers, trust_env=False)
+        self._admin = cut.client(deployment.api, headers)
 
     def close(self) -> None:
         self._probes.close()
@@ -47,7 +48,8 @@ class Deployed:
 
     def _faults(self, method: str, deadline_s: float, json: dict[str, str] | None = None) -> None:
         try:
-            found = self._admin.request(method, "/admin/faults", json=json, timeout=deadline_s)
+            with cut.at_most(deadline_s) as limit:
+                found = self._admin.request(method, "/admin/faults", json=json, timeout=deadline_s, extensions=limit.extensions)
         except httpx.HTTPError as error:
             raise OSError(f"{method} /admin/faults: {type(error).__name__}: {error}") from error
         if found.status_code != 200:

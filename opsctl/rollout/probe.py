@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from opsctl import cut
 from opsctl.callers.request import prompt_sha
 from opsctl.rollout import reply
 from opsctl.rollout.reply import Reply
@@ -49,14 +50,15 @@ class Api:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         headers |= {"User-Agent": user_agent} if user_agent else {}
         self.base = base.rstrip("/").removesuffix("/v1")
-        self._client = httpx.Client(base_url=self.base, headers=headers, trust_env=False)
+        self._client = cut.client(self.base, headers)
 
     def close(self) -> None:
         self._client.close()
 
     def _get(self, route: str) -> httpx.Response:
         try:
-            return self._client.get(route, timeout=_SHORT_S)
+            with cut.at_most(_SHORT_S) as limit:
+                return self._client.get(route, timeout=_SHORT_S, extensions=limit.extensions)
         except httpx.HTTPError as error:
             raise ApiError(f"GET {self.base}{route}: {_why(error)}") from error
 
@@ -120,7 +122,11 @@ class Api:
         try:
             body = dict(request) if request.get("model") else {**request, "model": self.model()}
             timeout = httpx.Timeout(deadline_s, connect=_SHORT_S)
-            with self._client.stream("POST", route, json=body, headers={"X-Request-Id": rid}, timeout=timeout) as response:
+            with (
+                cut.at_most(deadline_s) as limit,
+                self._client.stream("POST", route, json=body, headers={"X-Request-Id": rid}, timeout=timeout,
+                                    extensions=limit.extensions) as response,
+            ):  # fmt: skip
                 if response.status_code == 200 and body.get("stream"):
                     found = reply.streamed(response.iter_lines())
                     return dataclasses.replace(found, seconds=time.monotonic() - start, rid=rid)
