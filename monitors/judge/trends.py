@@ -62,7 +62,9 @@ def _flow(log: Log, lines: Sequence[BatchLine]) -> Iterator[tuple[str, Finding]]
     if len(zero) >= 2:
         text = f"{len(zero)} statistics lines in a row have no throughput and {last.running:.0f} running"
         yield "zero_lines_repeat", Finding(text, last.cite)
-    for before, after in itertools.pairwise(lines):
+    # What a former start held, and what its own warm-up did, is no work of this one.
+    begun = max((notice.cite.line for notice in log.notices if notice.kind in ("started", "ready")), default=0)
+    for before, after in itertools.pairwise(line for line in lines if line.cite.line > begun):
         seconds = gap(before, after)
         regular = statistics.median(gaps) if len(gaps) >= 4 else 0.0
         if (
@@ -70,8 +72,14 @@ def _flow(log: Log, lines: Sequence[BatchLine]) -> Iterator[tuple[str, Finding]]
             and after.progress
             and before.running + before.waiting > 0
             and seconds >= max(_RECOVERED_S, _PACES * regular)
+            and _finished(log, before, after) < before.running + before.waiting
         ):
             yield "silence_ended", Finding(f"a silence of {seconds:.0f} s with work held ended by itself: progress{_at(after)}", after.cite)
+
+
+def _finished(log: Log, before: BatchLine, after: BatchLine) -> int:
+    """How many requests the log says were done with between two lines."""
+    return sum(notice.kind == "finished" and before.cite.line < notice.cite.line < after.cite.line for notice in log.notices)
 
 
 def _pressure(lines: Sequence[BatchLine]) -> Iterator[tuple[str, Finding]]:

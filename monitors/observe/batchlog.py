@@ -27,6 +27,8 @@ _ACCESS = re.compile(
     r"|request: (?P<m2>GET|POST) (?P<r2>/\S{0,200}) [\d.]{1,15} (?P<s2>\d{3})\b"
     r'|status=(?P<s3>\d{3}) method="(?P<m3>[A-Z]+)" path="(?P<r3>/[^"]{0,200})"'
 )
+# opsctl's supervisor names the start where a log is a file, as a journal does for each of its entries.
+_NAMED_START = re.compile(r"\[opsctl\] Started \S.{0,200}: main process \d+, invocation (?P<id>[0-9a-f]{32})\.")
 _MOST_TRACEBACK_LINES = 400
 _MOST_ACCESSES = 2000
 _REPEATS = 5  # so many equal lines at the end are a repetition
@@ -92,11 +94,16 @@ class _Reader:
     accesses: deque[Access] = field(default_factory=lambda: deque(maxlen=_MOST_ACCESSES))
     tail: deque[tuple[str, Moment | None, int]] = field(default_factory=lambda: deque(maxlen=_REPEATS_KEPT))
     last: Moment | None = None
+    named: str = ""
     lines: int = 0
     skipped: int = 0
 
     def take(self, entry: Entry) -> None:
         self.lines += 1
+        if not entry.invocation:
+            start = _NAMED_START.match(entry.text)
+            self.named = start["id"] if start else self.named
+            entry = replace(entry, invocation=self.named) if self.named else entry
         if entry.invocation:
             self.starts.setdefault(entry.invocation)
         known = [self._one(entry, opened) for opened in unwrap(entry.text, entry.pid)]

@@ -156,7 +156,7 @@ def progress(looked: Seen | None) -> dict[str, Any]:
 
 
 def _of_last_start(one: Traceback, starts: Sequence[str]) -> bool:
-    return not one.invocation or not starts or one.invocation == starts[-1]
+    return not starts or one.invocation == starts[-1]
 
 
 def _told(one: Traceback) -> str:
