@@ -31,7 +31,8 @@ class Person:
         if playing.stage.own:  # where its services and their records are found
             values |= {name: playing.stage.env[name] for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OPSCTL_MONITOR")}
         playing.talk(f"\nYou are on call. In another terminal: export {' '.join(f'{name}={value}' for name, value in values.items())}\n"
-                     "Here: h and Enter for a hint (it costs points), q and Enter to give up.")  # fmt: skip
+                     "Here: h and Enter for a hint (it costs points), q and Enter to give up. It is over when clients get answers again\n"
+                     "and no runbook is under way.")  # fmt: skip
         if self._listener is None:  # one for all the drills of this terminal
             self._listener = threading.Thread(target=self._listen, daemon=True)
             self._listener.start()
@@ -46,13 +47,17 @@ class Person:
                 if word == "h" and hints:
                     playing.score.hints += 1
                     playing.talk(f"        hint: {hints.pop(0)}")
-            return self._given_up or playing.good() is not None
+                elif word == "h":
+                    playing.talk("        there are no more hints")
+            under_way = any(not record.outcome for record in self._records(playing))
+            return self._given_up or (playing.good() is not None and not under_way)
 
         in_time = playing.until(over, self.deadline_s)
         if self._given_up or not in_time:
             playing.score.problems.append("given up" if self._given_up else f"not mended within {self.deadline_s:g} s")
             playing.deadlines = replace(playing.deadlines, mitigate_s=0.0, recover_s=0.0)  # nobody is at it any more
-        self._runbooks(playing)
+        for record in self._records(playing):
+            playing.ran(record)
 
     def _listen(self) -> None:
         while line := self.read():
@@ -61,15 +66,13 @@ class Person:
     def _hints(self, playing: Playing) -> list[str]:
         """From where to look to what to do."""
         drill = playing.drill
-        hints = ["read the page, then the report of the bundle: opsctl bundle show BUNDLE"]
+        hints = ["read the page, then the report of the bundle: opsctl bundle show $BUNDLE"]
         hints += [f"the monitor calls it {' and '.join(playing.score.verdicts)}"] if playing.score.verdicts else []
-        hints += [f"its runbook is: opsctl runbook run {drill.runbook}"] if drill.runbook else []
+        hints += [f"its runbook is: opsctl runbook run {drill.runbook} --fleet $FLEET --bundle $BUNDLE"] if drill.runbook else []
         return hints
 
-    def _runbooks(self, playing: Playing) -> None:
-        """What was run of runbooks since the injection, from the records that ``opsctl runbook run`` leaves."""
+    def _records(self, playing: Playing) -> list[RunRecord]:
+        """Runs of runbooks since the injection, as ``opsctl runbook run`` records them step by step."""
         folder = fleet.state_root(playing.stage.env) / "runbooks" / playing.stage.deployment.name
-        for path in sorted(folder.glob("*.json")):
-            record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
-            if record.began_utc >= playing.score.began_utc[:19]:
-                playing.ran(record)
+        found = [msgspec.json.decode(path.read_bytes(), type=RunRecord) for path in sorted(folder.glob("*.json"))]
+        return [record for record in found if record.began_utc >= playing.score.began_utc[:19]]

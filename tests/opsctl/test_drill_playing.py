@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from monitors import fleet
@@ -18,6 +19,8 @@ from opsctl.drill.score import Moments, Score
 from opsctl.drill.stage import Stage, Traffic
 from opsctl.playbooks.schema import Drill, Expectation, Playbook, Step
 from opsctl.playbooks.server import Deployed
+from opsctl.runbooks.run import RunRecord
+from opsctl.staging.clients import AgentLoop
 from opsctl.staging.watcher import Watcher
 
 INJECTED = 100.0
@@ -111,7 +114,7 @@ def test_a_person_is_told_where_to_work_gets_the_hints_that_were_asked_for_and_m
     assert time.monotonic() - began < 20.0
     told = "\n".join(said)
     assert f"FLEET={found.stage.fleet_path} DEPLOYMENT=flash" in told and "XDG_STATE_HOME=" in told
-    assert said[-2:] == ["        hint: read the page, then the report of the bundle: opsctl bundle show BUNDLE",
+    assert said[-2:] == ["        hint: read the page, then the report of the bundle: opsctl bundle show $BUNDLE",
                          "        hint: the monitor calls it hang_stopped"]  # fmt: skip
     assert found.score.hints == 2 and found.score.problems == ["given up"]
     assert found.deadlines.mitigate_s == 0.0
@@ -121,3 +124,16 @@ def test_a_person_who_does_not_mend_it_in_time_has_failed(play: Play) -> None:
     found = play(Drill(verdicts=("hang_stopped",)), mode="attended")
     Person(lambda: "", deadline_s=0.2).respond(found)
     assert found.score.problems == ["not mended within 0.2 s"]
+
+
+def test_while_a_runbook_is_under_way_it_is_not_over_although_clients_get_answers_again(play: Play, tmp_path: Path) -> None:
+    found = play(Drill(verdicts=("hang_stopped",)), mode="attended")
+    found.traffic.loops.append(loop := AgentLoop(""))
+    loop.good_at.append(INJECTED + 10.0)
+    folder = tmp_path / "lastbatch" / "runbooks" / "flash"
+    folder.mkdir(parents=True)
+    for name, outcome in (("1", ""), ("1", "done")):
+        record = RunRecord(name, "hang_stopped", "flash", "somebody", "2026-11-30T05:41:00Z", outcome=outcome)
+        (folder / f"{name}.json").write_bytes(msgspec.json.encode(record))
+        Person(lambda: "", deadline_s=0.3).respond(found)
+        assert found.score.problems == ["not mended within 0.3 s"]  # of the first turn; the second adds none
