@@ -45,7 +45,7 @@ def log(scene: Scene) -> Iterator[tuple[str, Finding]]:
                 "log_spins",
                 Finding(f"the log ends in the same words {one.repeat.count} times{often}: {one.repeat.text[:120]}", one.repeat.cite),
             )
-    current = [_life(one) for one in scene.logs]
+    current = [_life(one, scene.ended) for one in scene.logs]
     for kind in _KINDS:
         notices = [notice for one in current for notice in one.notices if notice.kind == kind and not ending.asked_for(notice)]
         if notices:
@@ -90,7 +90,7 @@ def ends(scene: Scene) -> Iterator[tuple[str, Finding]]:
     orders = [order for one in scene.logs if (order := ending.order(one))]
     if orders:
         yield "ordered", Finding(f"the server was told to stop: {orders[-1].text[:160]}", orders[-1].cite)
-    tracebacks = [t for one in scene.logs for t in _life(one).tracebacks if t.kind.rpartition(".")[2] not in ending.OF_A_STOP]
+    tracebacks = [t for one in scene.logs for t in _life(one, scene.ended).tracebacks if t.kind.rpartition(".")[2] not in ending.OF_A_STOP]
     if tracebacks:
         last_one = tracebacks[-1]
         what = f"{last_one.kind}: {last_one.message}" if last_one.kind else "the log is cut before the exception's own line"
@@ -135,17 +135,24 @@ def _survived(scene: Scene, cite: Cite) -> bool:
                if one.artefact == cite.artefact)  # fmt: skip
 
 
-def _life(one: Log) -> Log:
-    """A log without what belongs to an earlier life of the server. A journal tells lives apart by itself; in a plain
-    file the last line that says ready begins the last one, unless nothing has gone wrong since (then what went wrong
-    before it is why the server was started again). What it says of its end once it was told to stop is not in it."""
+def _life(one: Log, ended: bool) -> Log:
+    """A log without what belongs to an earlier life of the server. Where starts have names (a journal, opsctl's supervisor)
+    a life that got ready and raised nothing since has no traceback, unless the server was seen to end: then it may be the
+    next one already. In another file the last line that says ready begins the last life, unless nothing has gone wrong since
+    (then what went wrong before it is why the server was started again). What it says of its end once it was told to stop
+    is not in it."""
     order = ending.order(one)
     if order is not None:
         one = replace(one, notices=tuple(n for n in one.notices if n.kind not in _OF_THE_END or n.cite.line < order.cite.line),
                       tracebacks=tuple(t for t in one.tracebacks if t.cite.line < order.cite.line))  # fmt: skip
-    ready = max((n.cite.line for n in one.notices if n.kind == "ready"), default=0)
-    later = [t.cite.line for t in one.tracebacks if t.cite.line > ready] + [n.cite.line for n in one.notices if n.cite.line > ready]
-    if one.starts or not ready or not later:
+    if one.starts:
+        last = one.starts[-1]
+        ready = any(notice.kind == "ready" and notice.invocation == last for notice in one.notices)
+        raised = any(trace.invocation == last for trace in one.tracebacks)
+        return replace(one, tracebacks=()) if ready and not raised and not ended else one
+    begun = max((n.cite.line for n in one.notices if n.kind == "ready"), default=0)
+    later = [t.cite.line for t in one.tracebacks if t.cite.line > begun] + [n.cite.line for n in one.notices if n.cite.line > begun]
+    if not begun or not later:
         return one
-    notices = tuple(n for n in one.notices if n.cite.line >= ready)
-    return replace(one, notices=notices, tracebacks=tuple(t for t in one.tracebacks if t.cite.line >= ready))
+    notices = tuple(n for n in one.notices if n.cite.line >= begun)
+    return replace(one, notices=notices, tracebacks=tuple(t for t in one.tracebacks if t.cite.line >= begun))
