@@ -14,7 +14,7 @@ from typing import Any
 from tests.e2e.twonodes import UNIT, URL, Group
 from tests.opsctl.site import wait_until
 from tests.slow.prove_rollout import gaps
-from tests.slow.prove_rollout.row import Row
+from tests.slow.prove_rollout.row import Row, reason
 
 PULSE = Path(__file__).with_name("pulse.py")
 CALLER = """[[deployment.tiny.caller]]
@@ -24,7 +24,6 @@ expect = "json"
 """
 BOOT_S = "90"
 OLD = ("old", "old")
-_WHY = 110  # characters of a reason in the table
 
 
 class Engine:
@@ -70,12 +69,7 @@ class Engine:
         beats = self._beats(self.since)
         serves = any(good for at, good in beats if at >= begun)
         return Row(name, "engine", tuple(found), (wanted,), tuple(self.codes), (codes,), tuple(self.group.pages()), page, serves,
-                   gaps.without_service(beats), self.boot_s, self._why())  # fmt: skip
-
-    def _why(self) -> str:
-        """What opsctl gives as the reason of a revert, its first words."""
-        why = str((self.answer.get("data") or {}).get("why") or "")
-        return why if len(why) <= _WHY else f"{why[:_WHY].rsplit(' ', 1)[0]} ..."
+                   gaps.without_service(beats), self.boot_s, reason(self.answer))  # fmt: skip
 
     def _beats(self, since: float) -> list[tuple[float, bool]]:
         return gaps.beats(self.beats.read_text(), since)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+_REASON = 110  # characters of a reason in the table
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,12 @@ class Row:
 
     def data(self) -> dict[str, Any]:
         return {**asdict(self), "problems": self.problems}
+
+
+def reason(answer: Mapping[str, Any]) -> str:
+    """The first words of what opsctl gives as its reason; empty when it gives none."""
+    why = str((answer.get("data") or {}).get("why") or "")
+    return why if len(why) <= _REASON else f"{why[:_REASON].rsplit(' ', 1)[0]} ..."
 
 
 HEAD = ["row", "server", "runs at the end (n1 / n2)", "exit code", "page", "without service", "as it must?"]

@@ -17,7 +17,7 @@ from tests.e2e import nodes
 from tests.e2e.rollout_fleet import UNIT, Fleet
 from tests.opsctl.site import wait_until
 from tests.slow.prove_rollout import gaps
-from tests.slow.prove_rollout.row import Row
+from tests.slow.prove_rollout.row import Row, reason
 
 PULSE = Path(__file__).with_name("pulse.py")
 POISON = "/var/tmp/lb-poison"
@@ -73,7 +73,7 @@ class Stage:
             self.shell(at, f"systemctl reset-failed {UNIT} 2>/dev/null; systemctl --no-block start {UNIT}")
         wait_until(lambda: self.served_since(begun), 30, "the client to be served")
         self.boot_s = round(max(at for at, _ in self._beats(begun)) - begun, 2) if not self.boot_s else self.boot_s
-        self.codes, self.pages = [], []
+        self.codes, self.pages, self.answer, self.told = [], [], {}, ""
         self.fleet.pages_file.write_text("")
         self.since = time.monotonic()
 
@@ -138,7 +138,7 @@ class Stage:
         beats = self._beats(self.since)
         last_good = any(good for at, good in beats if at > now - 3)
         return Row(name, "contract", found, tuple(wanted), tuple(self.codes), tuple(codes), pages, page, last_good,
-                   gaps.without_service(beats), self.boot_s, notes)  # fmt: skip
+                   gaps.without_service(beats), self.boot_s, notes or reason(self.answer))  # fmt: skip
 
     def _side(self, node: nodes.SystemdNode, flag: str) -> str:
         active = node.run(["systemctl", "is-active", UNIT]).out.decode().strip() == "active"
