@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from monitors import casefolder, daemon, fleet, scoreboard, silences
+from monitors import casefolder, daemon, finite, fleet, scoreboard, silences
 from monitors import doctor as examining
 from monitors import page as paging
 from monitors.capture.manifest import utc
@@ -263,6 +263,9 @@ def _told(verdict: Verdict) -> str:
 
 
 def main() -> None:
+    if wrong := finite.problem(sys.argv[1:]):
+        print(f"hang-monitor: {wrong}", file=sys.stderr)
+        raise SystemExit(ExitCode.USAGE)
     app()
 
 

@@ -14,6 +14,7 @@ from typing import TextIO
 
 import typer
 
+from monitors import finite
 from monitors.capture.manifest import BundleError
 from monitors.exit_codes import ExitCode
 from monitors.fleet import FleetError
@@ -120,6 +121,8 @@ def main(
     session = Session(os.environ if env is None else env, stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr)
     words = [word for word in args if not word.startswith("-")][:2]
     try:
+        if wrong := finite.problem(args):
+            raise typer.BadParameter(wrong)
         with contextlib.redirect_stdout(session.stdout), contextlib.redirect_stderr(session.stderr), _term_is_interrupt():
             left_with = app(args=list(args), prog_name="opsctl", standalone_mode=False, obj=session)  # the code of a typer.Exit
         return ExitCode(left_with) if isinstance(left_with, int) and left_with else session.exit_code

@@ -14,6 +14,7 @@ from opsctl.rollout.boots import Boot
 BOOT_FACTOR = 3.0  # of the slowest recorded boot: a cold page cache and a busy disk are no failure
 BOOT_LEAST_S = 60.0
 ANSWER_S = 120.0
+MOST_S = 7 * 86400.0
 _STOP_MARGIN_S = 15.0
 _STOP_S = 90.0
 
@@ -39,9 +40,11 @@ class Times(msgspec.Struct, frozen=True):
             found.append(f"the revert would get {self.revert_boot_s:g} s to boot, less than the {self.boot_s:g} s of the change itself")
         if self.hold_s < self.lease_s:
             found.append(f"hold_s {self.hold_s:g} is below the lease of {self.lease_s:g} s")
-        for name in ("boot_s", "stop_s", "answer_s", "lease_s", "hold_s"):
-            if getattr(self, name) <= 0:
-                found.append(f"{name}: {getattr(self, name):g} is no time; give seconds above 0")
+        for name in ("boot_s", "stop_s", "answer_s", "lease_s", "hold_s", "revert_boot_s"):
+            if not 0 < getattr(self, name) <= MOST_S:
+                found.append(f"{name}: {getattr(self, name):g} is no time; give seconds above 0, up to {MOST_S:g}")
+        if not 0 <= self.stable_s <= MOST_S:
+            found.append(f"stable_s: {self.stable_s:g} is no time; give seconds, up to {MOST_S:g}")
         return tuple(found)
 
 

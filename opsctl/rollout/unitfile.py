@@ -10,6 +10,8 @@ from opsctl.rollout.flags import EditError
 from opsctl.service import fragment, unittext
 from opsctl.service.manager import Command, ServiceError, ServiceManager, UnitFile, UnitSource
 
+_MOST_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class UnitWish:
@@ -52,7 +54,10 @@ def parse(text: str) -> UnitWish:
     name, equals, file = text.partition("=")
     service, file = (name, file) if equals else ("", text)
     try:
-        data = Path(file).read_bytes().decode()
+        path = Path(file)
+        if path.exists() and (not path.is_file() or path.stat().st_size > _MOST_BYTES):
+            raise EditError(f"--unit-file {text}: a unit file is a plain file of at most {_MOST_BYTES} bytes")
+        data = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise EditError(f"--unit-file {text}: {getattr(error, 'strerror', None) or error}; write --unit-file FILE, or UNIT=FILE") from error
     return UnitWish(str(Path(file).absolute()), data, service)

@@ -134,7 +134,11 @@ class Run:
                 step, "held" if step.approval and not decision.why else "skipped", decision.why or f"needs approval: {step.approval}"
             )
         command = decision.command or shown
-        words = commandline.filled(command, self.values)
+        try:
+            words = commandline.filled(command, self.values)
+        except ValueError as error:  # an edited one: a quote that is open, a name that is not known
+            self.talk(f"    not run: {error}")
+            return msgspec.structs.replace(_left(step, "failed", f"not run: {error}"), command=command, edited=command != shown)
         began = self.utc()
         ran = self.execute(executable(words), step.deadline_s)
         self._note_bundle(ran.said)

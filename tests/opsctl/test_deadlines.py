@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from monitors import fleet
@@ -43,6 +45,12 @@ def test_times_that_cannot_work_together_are_named() -> None:
     assert "the revert would get 5 s" in Times(revert_boot_s=5).problems()[0]
     assert "hold_s 1 is below the lease" in Times(hold_s=1).problems()[0]
     assert "lease_s: 0 is no time" in Times(lease_s=0).problems()[0]
+
+
+@pytest.mark.parametrize("name", ["boot_s", "stable_s", "lease_s", "hold_s", "revert_boot_s"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_time_that_never_comes_is_refused(name: str, value: float) -> None:
+    assert any(name in one for one in Times(**{name: value}).problems())
 
 
 def test_of_no_boots_none_is_the_slowest() -> None:

@@ -132,6 +132,12 @@ def test_at_a_terminal_keys_run_edit_skip_and_leave(site: Path, victim: subproce
     assert victim.poll() is None
 
 
+def test_an_edited_command_that_is_none_fails_its_step_and_says_why(site: Path, victim: subprocess.Popen[bytes]) -> None:
+    code, answer, _ = opsctl(site, "runbook", "run", "stopped", typed='e\necho "open\n')
+    assert code == 9 and answer["data"]["steps"][0]["outcome"] == "failed"
+    assert "No closing quotation" in answer["data"]["steps"][0]["why"]
+
+
 def test_an_approval_from_another_terminal_lets_the_step_go_on(site: Path, victim: subprocess.Popen[bytes]) -> None:
     env = {**os.environ, "XDG_STATE_HOME": str(site / "state")}
     given: list[str] = []
