@@ -63,7 +63,7 @@ WAYS = {"contract": Way(contract, 10), "engine": Way(engine, 3)}
 def play(way: str, wanted: int, kept_file: Path, *, jobs: int = 1, begin_within_s: float = float("inf")) -> Counter[str]:
     """Runs until ``wanted`` are kept, ``jobs`` seeds at a time; none is begun after ``begin_within_s``. The count of each end:
     ``new``, ``old``, ``between`` (which must be 0)."""
-    kept: dict[str, list[str]] = json.loads(kept_file.read_text()) if kept_file.exists() else {}
+    kept = _read(kept_file)
     until, seed, due = time.monotonic() + begin_within_s, 0, set[concurrent.futures.Future[tuple[str, list[str], str]]]()
     short = wanted - _count(kept, way)
     if short > 0:
@@ -78,7 +78,7 @@ def play(way: str, wanted: int, kept_file: Path, *, jobs: int = 1, begin_within_
                 done, due = concurrent.futures.wait(due, return_when=concurrent.futures.FIRST_COMPLETED)
                 for one in done:
                     key, ends, told = one.result()
-                    kept |= {key: ends} if ends else {}
+                    kept |= _read(kept_file) | ({key: ends} if ends else {})  # another run may have written meanwhile
                     kept_file.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps(those)}' for name, those in kept.items()) + "\n}\n")
                     print(told, file=sys.stderr, flush=True)
     return Counter(end for key, ends in kept.items() if key.startswith(way) for end in ends)
@@ -87,6 +87,10 @@ def play(way: str, wanted: int, kept_file: Path, *, jobs: int = 1, begin_within_
 def _ends_in_order() -> None:
     """Told to end, a deployment is taken down first."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _read(kept_file: Path) -> dict[str, list[str]]:
+    return json.loads(kept_file.read_text()) if kept_file.exists() else {}
 
 
 def _count(kept: dict[str, list[str]], way: str) -> int:
