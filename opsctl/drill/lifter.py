@@ -32,9 +32,10 @@ def guarded(fleet_path: str, deployment: str, env: Mapping[str, str], monitor: i
             waits.dismiss()
 
 
-def lift(fleet_path: str, deployment: str, env: Mapping[str, str], deadline_s: float) -> str:
-    """Lift all faults, trying until the deadline: a server that restarts takes no request. Empty, or why not."""
-    whole = fleet.load(fleet_path)
+def lift(fleet_path: str, deployment: str, env: Mapping[str, str], deadline_s: float, whole: fleet.Fleet | None = None) -> str:
+    """Lift all faults, trying until the deadline: a server that restarts takes no request. Empty, or why not. ``whole``: the
+    fleet file as it was."""
+    whole = whole or fleet.load(fleet_path)
     chosen = whole.one(deployment)
     server = Deployed(whole, chosen, Place(fleet_path, deployment, chosen.api, chosen.api_key_file, dict(env)))
     until = time.monotonic() + deadline_s
@@ -50,11 +51,12 @@ def lift(fleet_path: str, deployment: str, env: Mapping[str, str], deadline_s: f
 
 def main(args: list[str]) -> int:
     fleet_path, deployment, monitor, began = args
+    whole = fleet.load(fleet_path)  # now: the file may be gone, or another, when it is needed
     if inherited() is None:
         return 0
     if started(int(monitor)) == began:
         os.kill(int(monitor), signal.SIGTERM)
-    return 1 if lift(fleet_path, deployment, os.environ, _TRY_S) else 0
+    return 1 if lift(fleet_path, deployment, os.environ, _TRY_S, whole) else 0
 
 
 if __name__ == "__main__":

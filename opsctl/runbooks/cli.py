@@ -130,13 +130,14 @@ def run(
 
 
 def approve(
-    context: typer.Context, name: str = typer.Argument("", help="The request, as the waiting command named it. [default: list them]"),
+    context: typer.Context,
+    name: str | None = typer.Argument(None, help="The request, as the waiting command named it. [default: list them]"),
     refuse: bool = typer.Option(False, "--refuse", help="Say no."), as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Agree to a step that another command waits for; without a name, list what waits."""
     session: Session = context.obj
     approvals = Approvals(session.env)
-    if not name:
+    if name is None:
         waiting = approvals.waiting()
         lines = [f"{one.id}  {one.deployment}  {one.kind}  {one.what}  (asked by {one.asked_by})" for one in waiting]
         session.show(Answer("approve", msgspec.to_builtins(waiting), "\n".join(lines) or "nothing waits for an approval"), as_json=as_json)

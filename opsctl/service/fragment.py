@@ -111,7 +111,8 @@ class Fragment:
         is the administrator's own edit: left alone where the two do not differ, else ServiceError."""
         if now is None and wanted is None:
             return
-        to = wanted.name if wanted else now.was if now else ""
+        # What lay there before, also where that was an administrator's edit of the file of ``wanted``.
+        to = now.was if now and now != wanted else wanted.name if wanted else ""
         known = {one for unit in (now, wanted) if unit for one in (unit.name, unit.was)}
         done = self._shell.do(_PUT, self._own, self._kept, to, *sorted(known))
         if done.code == 5 and now == wanted:

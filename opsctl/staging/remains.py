@@ -22,6 +22,7 @@ from opsctl.staging.site import end_all
 
 def main(args: Sequence[str]) -> int:
     fleet_path, deployment, sockets = args
+    one = fleet.load(fleet_path).one(deployment)  # now: the file may be gone when it is needed
     told = inherited()
     if told is None:
         return 0
@@ -29,7 +30,7 @@ def main(args: Sequence[str]) -> int:
         if started(int(pid)) == began:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGTERM)
-    ended = end_all(target.of(fleet.load(fleet_path).one(deployment), fleet_path, os.environ).managers)
+    ended = end_all(target.of(one, fleet_path, os.environ).managers)
     shutil.rmtree(sockets, ignore_errors=True)
     return 0 if ended else 1
 

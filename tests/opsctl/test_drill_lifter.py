@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,20 @@ def wait_for(condition: Callable[[], Any], deadline_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def lifter_waits(folder: Path) -> bool:
+    """Whether the guard's process has read the fleet file and waits."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode().split("\0")
+            if "opsctl.drill.lifter" in words and str(folder / "fleet.toml") in words:
+                return "pipe" in (path.parent / "wchan").read_text() or (path.parent / "stat").read_text().split()[2] == "S"
+    return False
+
+
 def test_sigkill_of_opsctl_lifts_the_faults_and_ends_the_drills_monitor_also_when_the_server_is_busy(tmp_path: Path) -> None:
     with drill(tmp_path, busy=2) as (admin, monitor, opsctl):
+        wait_for(lambda: lifter_waits(tmp_path))
+        (tmp_path / "fleet.toml").write_text("no fleet file any more")
         opsctl.kill()
         wait_for(lambda: not admin.armed)
         assert monitor.wait(20) == -15
