@@ -21,7 +21,7 @@ _DEADLINE_S = 6.0
 _UNIT_STOPPING = "de5b426a63be47a7b6ac3eaac82e2f6f"  # systemd's message that a stop job has begun; its invocation is the one that ends
 # One line for each mark. $1: the dead-man's folder of the unit, $2: an embedded service's, $3: the unit, empty where systemd
 # has none; $5: of which of its managers.
-_ASK = r"""
+ASK = r"""
 export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
 [ "$5" = --system ] || set -- "$XDG_RUNTIME_DIR/${1#/run/}" "$2" "$3" "$4" "$5" USER_
 echo "uptime $(cat /proc/uptime)"
@@ -64,7 +64,7 @@ def _question(service: Service, manager: str) -> list[str]:
     embedded = f"{service.run_dir}/.supervisor" if service.run_dir else "/nonexistent"
     unit = "" if manager == "embedded" else service.unit
     scope = "--user" if manager == "systemd-user" else "--system"
-    return ["sh", "-c", _ASK, "sh", f"/run/opsctl/{service.unit}", embedded, unit, _UNIT_STOPPING, scope]
+    return ["sh", "-c", ASK, "sh", f"/run/opsctl/{service.unit}", embedded, unit, _UNIT_STOPPING, scope]
 
 
 def told(text: str, mono_s: float | None, invocation: str = "") -> Planned | None:

@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from monitors import standing
+from monitors import planned, standing
 from opsctl.rollout import overlay
 from opsctl.service import deadman, gate, listener, nodepage, systemd
 from opsctl.service.manager import Lease
 
-_EMPTY = '"""{"units": [], "scripts": [], "files": [], "collectors": [], "pythons": []}"""'
+_EMPTY = '"""{"units": [], "scripts": [], "files": [], "collectors": [], "pythons": [], "marks": []}"""'
 
 
 def text(units: Sequence[str], python: str = "python3") -> str:
@@ -21,7 +21,8 @@ def text(units: Sequence[str], python: str = "python3") -> str:
     pages = nodepage.files(Lease("", 0), units[0], "", python, "/var/lib/opsctl/owed")
     tables = {
         "units": list(units),
-        "scripts": _sums([*deadman.SCRIPTS, *systemd.SCRIPTS, listener.SCRIPT, overlay.SUMS, standing.START]),
+        "scripts": _sums([*deadman.SCRIPTS, *systemd.SCRIPTS, listener.SCRIPT, overlay.SUMS, standing.START, planned.ASK]),
+        "marks": _sums([planned.ASK]),
         "files": _sums([deadman.SCRIPT, *(body for name, body in pages if name in ("page.sh", "page.py"))]),
         "pythons": [python],
         "collectors": sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in monitors.rglob("onnode*.py")),

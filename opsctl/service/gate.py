@@ -19,9 +19,10 @@ import sys
 from typing import Dict, List  # noqa: UP035
 
 Tables = Dict[str, List[str]]  # noqa: UP006 # evaluated, and the Python of a node may be old
-TABLES: Tables = json.loads("""{"units": [], "scripts": [], "files": [], "collectors": [], "pythons": []}""")
+TABLES: Tables = json.loads("""{"units": [], "scripts": [], "files": [], "collectors": [], "pythons": [], "marks": []}""")
 """``units`` that the key is for; SHA-256 of the shell ``scripts``, of the ``files`` of the dead-man and of the monitor's
-``collectors`` that are let through, under the ``pythons`` that the fleet file names."""
+``collectors`` that are let through, under the ``pythons`` that the fleet file names; of the scripts, ``marks`` is the
+monitor's question whether an end was planned."""
 
 _WORD = re.compile(r"^[A-Za-z0-9_.:@+=,-]*$")
 _HEX = re.compile(r"^[0-9a-f]{1,64}$")
@@ -88,6 +89,8 @@ def _journalctl(argv: list[str], stdin: bytes, tables: Tables, program: str) -> 
         return ""
     if argv[1:7] == ["-o", "json", "--all", "-f", "-n", "200"] and argv[7:8] == ["-u"]:
         return "" if len(argv) == 9 and argv[8] in tables["units"] else "not this unit's journal"
+    if argv[1:6] == ["-o", "json", "--all", "--no-pager", "-n"] and argv[7:8] == ["-u"] and len(argv) == 9 and argv[6].isdigit():
+        return "" if argv[8] in tables["units"] else "not this unit's journal"  # the last lines, into a bundle
     head, rest = argv[:6], argv[6:]
     if head != ["journalctl", "-o", "json", "--all", "--no-pager", "-q"]:
         return "not this journalctl"
@@ -105,6 +108,8 @@ def _cat(argv: list[str], stdin: bytes, tables: Tables, program: str) -> str:
 def _sh(argv: list[str], stdin: bytes, tables: Tables, program: str) -> str:
     if argv[1:2] != ["-c"] or len(argv) < 4 or sha(argv[2].encode()) not in tables["scripts"]:
         return "a shell script that is not known here"
+    if sha(argv[2].encode()) in tables["marks"]:
+        return "" if _asks_for_marks(argv[4:], tables) else "not this unit's marks"
     allowed = ["/var/lib/opsctl/owed", "/var/lib/opsctl/kept", "/system.slice/"]
     for unit in tables["units"]:
         allowed += [f"/etc/systemd/system/{unit}.d", f"/run/systemd/system/{unit}.d", f"/run/opsctl/{unit}"]
@@ -115,6 +120,14 @@ def _sh(argv: list[str], stdin: bytes, tables: Tables, program: str) -> str:
         if not path and not _WORD.match(word):
             return f"{word!r} is no word that opsctl sends"
     return _written(argv[4:], stdin, tables) if stdin else ""
+
+
+def _asks_for_marks(words: list[str], tables: Tables) -> bool:
+    """Was an end planned? ``words``: the dead-man's folder, an embedded supervisor's or none, the unit, a message id, a scope."""
+    if len(words) != 5 or words[2] not in tables["units"] or words[0] != f"/run/opsctl/{words[2]}":
+        return False
+    supervisor = words[1] == "/nonexistent" or (words[1].endswith("/.supervisor") and ".." not in words[1])
+    return supervisor and bool(_HEX.match(words[3])) and words[4] == "--system"
 
 
 def _written(words: list[str], stdin: bytes, tables: Tables) -> str:

@@ -8,7 +8,14 @@ import pytest
 
 from opsctl.service import gate
 
-TABLES: Any = {"units": ["lb.service"], "scripts": [], "collectors": [gate.sha(b"known")], "files": [], "pythons": ["python3"]}
+TABLES: Any = {
+    "units": ["lb.service"],
+    "scripts": [gate.sha(b"ASK")],
+    "collectors": [gate.sha(b"known")],
+    "files": [],
+    "pythons": ["python3"],
+    "marks": [gate.sha(b"ASK")],
+}
 JOURNAL = ["journalctl", "-o", "json", "--all", "--no-pager", "-q"]
 LINES = ["_SYSTEMD_INVOCATION_ID=" + "0" * 32]
 
@@ -21,6 +28,11 @@ LINES = ["_SYSTEMD_INVOCATION_ID=" + "0" * 32]
         ([*JOURNAL, "--since=-600s"], False),  # everybody's lines
         ([*JOURNAL, "--since=-600s --file=/etc/shadow", *LINES], False),
         ([*JOURNAL, "--since=yesterday", *LINES], False),
+        (["journalctl", "-o", "json", "--all", "--no-pager", "-n", "5000", "-u", "lb.service"], True),
+        (["journalctl", "-o", "json", "--all", "--no-pager", "-n", "5000", "-u", "ssh.service"], False),
+        (["sh", "-c", "ASK", "sh", "/run/opsctl/lb.service", "/nonexistent", "lb.service", "de5b", "--system"], True),
+        (["sh", "-c", "ASK", "sh", "/run/opsctl/lb.service", "/etc", "lb.service", "de5b", "--system"], False),
+        (["sh", "-c", "ASK", "sh", "/run/opsctl/x.service", "/nonexistent", "x.service", "de5b", "--system"], False),
         (["cat", "/proc/loadavg"], True),
         (["cat", "/proc/loadavg/../kcore"], False),
     ],
