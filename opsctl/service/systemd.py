@@ -241,7 +241,7 @@ class SystemdService:
         else:
             self.put(committed, dropin.COMMITTED, dropin.render(override).encode())
         if wanted and not back:
-            self._fragment.settle(now, wanted)
+            self._fragment.settle(None, wanted)
         self.remove_trial()
 
     def remove_trial(self) -> None:

@@ -78,6 +78,20 @@ class Bench:
         return "old" if text == OLD and change == Change() else f"{text} {change}"
 
 
+def test_one_unit_file_after_another_is_put_there_and_taken_back_step_by_step(tmp_path: Path) -> None:
+    bench, third = Bench(tmp_path / "b"), "[Service]\nExecStart=/bin/third\n"
+    bench.lay()
+    bench.service.commit_trial()
+    after = Override(("/bin/third",), {}, unit=UnitFile(fragment.name(third, "u.service"), fragment.name(NEW, "u.service")))
+    bench.service.keep_file(fragment.name(third, "u.service"), third.encode())
+    bench.service.restore(after)  # decided elsewhere, and this node lost its trial
+    assert bench.own.read_text() == third and bench.service.read_change() == Change(after)
+    bench.service.restore(bench.made)
+    assert bench.side() == "new"
+    bench.service.restore(None)
+    assert bench.side() == "old"
+
+
 def commit(bench: Bench) -> None:
     bench.lay()
     bench.service.commit_trial()
