@@ -25,7 +25,7 @@ class AgreedError(ValueError):
     """A declaration that cannot be used; the text names the option and what to do."""
 
 
-def parse(texts: Sequence[str], review_by: str, callers: Sequence[Caller]) -> dict[str, Agreed]:
+def parse(texts: Sequence[str], review_by: str, callers: Sequence[Caller], today: datetime.date | None = None) -> dict[str, Agreed]:
     """``--expect-change NAME=CLASS`` with ``--review-by DATE``. Raises AgreedError."""
     found = {}
     names = [caller.name for caller in callers]
@@ -41,9 +41,11 @@ def parse(texts: Sequence[str], review_by: str, callers: Sequence[Caller]) -> di
         if not review_by:
             raise AgreedError(f"--expect-change {text}: say with --review-by YYYY-MM-DD when somebody must have looked again")
         try:
-            datetime.date.fromisoformat(review_by)
+            day = datetime.date.fromisoformat(review_by)
         except ValueError as error:
             raise AgreedError(f"--review-by {review_by}: {error}; write YYYY-MM-DD") from error
+        if day < (today or datetime.date.today()):
+            raise AgreedError(f"--review-by {review_by}: is past; give the day by which somebody will have looked again")
         found[name] = Agreed(to, review_by, "--expect-change")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -94,11 +95,20 @@ def flags_of(argv: Argv) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def undeclared(foreseen: Sequence[Foreseen], declared: Mapping[str, str], callers: Sequence[Caller]) -> tuple[str, ...]:
-    """Changes that are certain and that nobody agreed to, one line each with what the client's people have to do."""
+    """Changes that are certain, or that nobody will see because the request is never sent, and that nobody agreed to; one
+    line each with what has to be done."""
     by_name = {caller.name: caller for caller in callers}
-    return tuple(
+    certain = [
         f"{one.caller} would get {one.after} where it got {one.before} ({one.why}); its client must "
         f"{remedy(one.before, one.after, by_name[one.caller].remedy)}"
         for one in foreseen
         if one.after and not one.same and one.after != by_name[one.caller].expect and declared.get(one.caller) != one.after
-    )
+    ]
+    unseen = [
+        f"{one.caller} is never sent beside traffic, and what it would get is not known ({one.why}): agree to what you expect "
+        f"(--expect-change {shlex.quote(f'{one.caller}={by_name[one.caller].expect}')} --review-by DATE), and see it when nobody is "
+        "served: opsctl callers record --never-live"
+        for one in foreseen
+        if not one.after and not one.same and by_name[one.caller].probe == "never-live" and one.caller not in declared
+    ]
+    return (*certain, *unseen)

@@ -103,6 +103,12 @@ def _unsent(caller: Caller, before: str, change: Agreed | None, foreseen: Forese
     if foreseen.after:
         how = f"; not sent (never-live), foreseen: {foreseen.why}"
         return judge(caller, Answered(foreseen.after), before or foreseen.before, change, how=how)
+    if change is not None:
+        text = (
+            f"{caller.name}: not sent (never-live); {change.to}, as agreed and not proven ({foreseen.why}): see it when nobody is served: "
+            f"opsctl callers record --never-live; review by {change.review_by}"
+        )
+        return Row(caller.name, Outcome.passed, before, change.to, text)
     text = (
         f"{caller.name}: not sent (never-live), and what it gets now cannot be known: {foreseen.why}; record it when nobody is served: "
         "opsctl callers record --never-live"

@@ -75,7 +75,7 @@ def run(playbook: Playbook, place: Place, hands: Hands, record: Record) -> ExitC
             who = hands.agree(step, actions.told(step, place, playbook.name)) if step.approval else "-"
             if not who:
                 record.method.append(StepResult(step.name, step.action, actions.told(step, place, playbook.name), "held",
-                                                why=f"needs approval: {step.approval}"))  # fmt: skip
+                                                why=f"needs approval: give it with --approve {step.approval}"))  # fmt: skip
                 code = ExitCode.HELD
                 continue
             acted = True

@@ -65,10 +65,18 @@ def _shelf(session: Session, fleet_path: str) -> Shelf:
     return Shelf.of("playbooks", ".yaml", session.env, fleet_path)
 
 
-def _plan_text(made: Plan, desk: Desk, fleet_path: str, deployment: str) -> str:
-    where = f" --fleet {shlex.quote(fleet_path)}" if fleet_path != "fleet.toml" else ""
-    where += f" --deployment {deployment}" if deployment else ""
-    return plantext.text(made, survey.told(made, desk.survey.unagreed(made)), boots.read(desk.folder), where)
+def _plan_text(made: Plan, desk: Desk, more: str | None = None) -> str:
+    return plantext.text(made, survey.told(made, desk.survey.unagreed(made)), boots.read(desk.folder), more)
+
+
+def _more(made: Plan, fleet_path: str, deployment: str) -> str:
+    """What else an apply of this plan has to say."""
+    said = [one for name, agreed in made.agreed.items() if agreed.where != "the fleet file"
+            for one in ("--expect-change", f"{name}={agreed.to}", "--review-by", agreed.review_by)]  # fmt: skip
+    said += ["--reason", made.reason] if made.reason else []
+    said += ["--fleet", fleet_path] if fleet_path != "fleet.toml" else []
+    said += ["--deployment", deployment] if deployment else []
+    return "".join(f" {shlex.quote(word)}" for word in said)
 
 
 def _plan_data(made: Plan) -> dict[str, Any]:
@@ -91,7 +99,7 @@ def plan(context: typer.Context, *, fleet_path: str = FLEET, deployment: str = D
     session: Session = context.obj
     with _desk(session, fleet_path, deployment) as (desk, _):
         made = desk.plan(options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=False))
-        session.show(Answer("rollout plan", _plan_data(made), _plan_text(made, desk, fleet_path, deployment)), as_json=as_json)
+        session.show(Answer("rollout plan", _plan_data(made), _plan_text(made, desk, _more(made, fleet_path, deployment))), as_json=as_json)
 
 
 @app.command()
@@ -113,11 +121,13 @@ def apply(
         wish = options.wish(desk.deployment.caller, _shelf(session, fleet_path), attended=attended or session.attended)
         if dry_run:
             made = desk.plan(wish)
-            session.show(Answer("rollout apply", _plan_data(made), _plan_text(made, desk, fleet_path, deployment)), as_json=as_json)
+            session.show(
+                Answer("rollout apply", _plan_data(made), _plan_text(made, desk, _more(made, fleet_path, deployment))), as_json=as_json
+            )
             return
 
         def agree(made: Plan) -> bool:
-            session.talk(_plan_text(made, desk, fleet_path, deployment))
+            session.talk(_plan_text(made, desk))
             if yes or not session.attended:
                 return yes
             with voice.quiet():

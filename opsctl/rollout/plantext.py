@@ -12,9 +12,9 @@ _NAMES = {"boot_s": "boot", "answer_s": "one answer", "stable_s": "steady", "sto
           "revert_boot_s": "revert's boot"}  # fmt: skip
 
 
-def text(made: Plan, callers: str, recorded: Sequence[Boot], where: str = "") -> str:
+def text(made: Plan, callers: str, recorded: Sequence[Boot], more: str | None = None) -> str:
     """What changes, in which order, how long it may take and what it goes back to; the files last. ``callers``: see
-    ``survey.told``; ``where``: the words that name the fleet file and the deployment, for the command that carries it out."""
+    ``survey.told``; ``more``: what the command that carries it out says beside the change, None where this is that command."""
     parts = [f"rollout of {made.deployment}: {' '.join(made.edits)}" + (f"  # {made.reason}" if made.reason else ""), "",
              *([made.commands_diff(), ""] if made.commands_diff() else [])]  # fmt: skip
     if made.digest_after:
@@ -29,7 +29,9 @@ def text(made: Plan, callers: str, recorded: Sequence[Boot], where: str = "") ->
     parts.append(f"until the commit the change lies in {', '.join(trials)}; a reboot, or silence of this command, takes it away")
     parts += ["", "files that the commit writes:", made.files_diff(), ""]
     parts += [f"note: {note}" for note in made.notes]
-    parts.append(f"plan {made.digest}; nothing was touched. Carried out by:\n  opsctl rollout apply {command(made.edits)}{where}")
+    parts.append(f"plan {made.digest}")
+    if more is not None:
+        parts += ["nothing was touched. Carried out by:", f"  opsctl rollout apply {command(made.edits)}{more}"]
     return "\n".join(parts)
 
 

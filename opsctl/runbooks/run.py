@@ -22,6 +22,7 @@ from opsctl.playbooks.actions import executable
 from opsctl.playbooks.process import Ran
 from opsctl.runbooks.document import Runbook, Step
 
+_SHOWN_LINES = 6  # of what a step that failed said
 _KEPT_CHARACTERS = 8_000
 _TOLD = (ExitCode.REVERTED, ExitCode.STUCK, ExitCode.HELD, ExitCode.LOCKED, ExitCode.UNREACHABLE)
 """Exit codes of a step that say more than that it failed: the run ends with the same."""
@@ -109,6 +110,8 @@ class Run:
             record.bundle = self.values.get("BUNDLE", "")
             self.talk(f"    {found.outcome}{f': {found.why}' if found.why else ''}{f' ({found.seconds:.1f} s)' if found.seconds else ''}")
             if found.outcome == "failed":
+                for line in found.said.strip().splitlines()[-_SHOWN_LINES:]:
+                    self.talk(f"    | {line}")
                 code = ExitCode(found.exit_code) if found.exit_code in _TOLD else ExitCode.FOUND
             elif found.outcome == "held":
                 code = ExitCode.HELD
@@ -116,6 +119,8 @@ class Run:
                 code = ExitCode.INTERRUPTED
             self.keep(record)
             if code is not ExitCode.DONE:
+                left = ", ".join(one.name for one in self.runbook.steps[at:])
+                self.talk(f"not reached: {left}; once it is clear why: opsctl runbook run {record.runbook}" if left else "")
                 break
         ends = {ExitCode.DONE: "done", ExitCode.HELD: "held", ExitCode.INTERRUPTED: "interrupted"}
         record.outcome, record.ended_utc = ends.get(code, "failed"), self.utc()
@@ -201,7 +206,7 @@ class Asked:
             command = shlex.join(commandline.filled(step.command, self.values))
         who = f"  needs approval of {self.approvals[step.approval]}: running it says that you have it\n" if step.approval else ""
         while True:
-            key = self.ask(f"{who}    [r]un, [s]kip, [e]dit or [q]uit: ").strip().lower()[:1]
+            key = self.ask(f"{who}    [r]un, [s]kip, [e]dit or [q]uit, then Enter: ").strip().lower()[:1]
             if key == "r":
                 return Decision(Choice.run, command=command if missing else "", by=f"{self.by} at the terminal" if step.approval else "-")
             if key == "s":

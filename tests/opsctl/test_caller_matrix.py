@@ -69,13 +69,16 @@ def test_a_never_live_shape_is_sent_by_nobody_and_judged_by_what_flags_tell(make
     assert "json" not in [one["name"] for one in ran.data["checks"]]
     lines = "\n".join(line.text for line in site.services[0].log(site.services[0].snapshot().invocation_id))
     assert "shape=text" in lines and "shape=json" not in lines and "shape=tool" not in lines
-    # What flags do not tell, and what was never seen, is held or reverted; it is not called a pass.
+    # What flags do not tell, and what nobody will ask, is agreed to or not begun; it is not called a pass.
     unknown = site.apply("--unset", "grammar-backend")
-    assert unknown.code == 3, unknown.err
-    assert check(unknown, "callers")["outcome"] == "inconclusive"
-    assert "cannot be known" in check(unknown, "callers")["evidence"]
+    assert unknown.code == 2 and "--expect-change triage=json" in unknown.errors[0]["message"], unknown.err
+    back = site.apply("--unset", "grammar-backend", "--expect-change", "triage=json", "--review-by", FUTURE)
+    assert back.code == 0, back.err
+    assert "as agreed and not proven" in check(back, "callers")["evidence"]
+    past = site.apply("--set", "grammar-backend=none", "--expect-change", "triage=http 400", "--review-by", "2025-01-31")
+    assert past.code == 2 and "is past" in past.errors[0]["message"]
     lines = "\n".join(line.text for line in site.services[0].log(site.services[0].snapshot().invocation_id))
-    assert "shape=text" in lines and "shape=json" not in lines  # nor does the proof of a revert send it
+    assert "shape=text" in lines and "shape=json" not in lines  # nor is it sent then
 
 
 def test_an_agreed_change_whose_review_is_past_pages(make_site: MakeSite) -> None:

@@ -85,7 +85,7 @@ def test_a_response_captures_and_pages_and_holds_the_restart_until_somebody_agre
     ]
     assert held.data["page_sent"] is True and any("wedged" in page["message"] for page in site.pages.got)
     assert site.services[0].snapshot().invocation_id == invocation
-    assert json.loads(Path(held.data["record"]).read_text())["why"] == "restart: needs approval: restart"
+    assert json.loads(Path(held.data["record"]).read_text())["why"] == "restart: needs approval: give it with --approve restart"
 
 
 def test_the_fleet_file_agrees_to_the_playbook_that_its_on_wedge_names(site: Site) -> None:
