@@ -4,6 +4,7 @@ ended who went back, when, why, and what to do next."""
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ def text(data: Mapping[str, Any]) -> str:
         changed = "trial" if service["trial"] else "committed override" if service["committed"] else "as defined"
         fails = f", FAILED {service['restarts']} TIMES and restarts ({service['result']})" if service["waiting_to_restart"] else ""
         lines.append(f"{service['name']}: {service['state']}, invocation {service['invocation_id'][:8] or '-'}, {changed}{held}{fails}")
+        lines += [f"  runs {shlex.join(service['argv'])}"] if service["argv"] else []
         if service["unit_file"]:
             lines.append(f"  UNIT FILE of a rollout's: sha256 {service['unit_file'].partition('-')[0]}")
         lines += [f"  OVERLAY {one['target']}: sha256 {one['sha256'][:16]} ({one['seen']})" for one in service["overlays"]]
