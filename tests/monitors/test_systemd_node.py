@@ -28,6 +28,7 @@ Environment=PYTHONPATH={HERE}:{ROOT} PYTHONUNBUFFERED=1 SPT_NOENV=1
 RuntimeDirectory=small
 Restart=on-failure
 RestartSec=300ms
+TimeoutStopSec=1
 """
 
 

@@ -176,4 +176,5 @@ def test_any_kill_at_any_moment_ends_on_one_side(make_site: MakeSite, seed: int)
     site = make_site(nodes=2)
     assert site.rollout("verify").code == 0
     kills = Kills(site, seed)
-    assert [kills.run() for _ in range(5)]
+    for _ in range(4):
+        kills.run()
