@@ -197,7 +197,7 @@ def load(folder: Path) -> dict[str, Any]:
         raw = json.loads((folder / _NAME).read_text())
     except OSError as error:
         raise BundleError(f"{folder / _NAME}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{folder / _NAME}: not JSON: {error}") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise BundleError(f"{folder / _NAME}: schema is {raw.get('schema') if isinstance(raw, dict) else None!r}, known is {SCHEMA!r}")

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from opsctl.rollout.plan import Plan
+from opsctl.service.manager import ServiceError
 
 
 class State(enum.StrEnum):
@@ -45,6 +46,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
+class NoPlan(ServiceError, ValueError):
+    """A journal that was cut off before its plan was written, or that somebody changed."""
+
+
 class Journal:
     """One rollout's file. ``entries`` is what it held when opened, and what was added since."""
 
@@ -64,7 +69,7 @@ class Journal:
     def plan(self) -> Plan:
         found = next((entry.plan for entry in self.entries if entry.plan is not None), None)
         if found is None:
-            raise ValueError(f"{self.path}: holds no plan; it was cut off before anything was changed, so it can be deleted")
+            raise NoPlan(f"{self.path}: holds no plan; it was cut off before anything was changed, so it can be deleted")
         return found
 
     def write(self, state: State, event: str = "", *, plan: Plan | None = None, **data: Any) -> None:
