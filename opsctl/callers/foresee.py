@@ -109,6 +109,9 @@ def undeclared(foreseen: Sequence[Foreseen], declared: Mapping[str, str], caller
         f"(--expect-change {shlex.quote(f'{one.caller}={by_name[one.caller].expect}')} --review-by DATE), and see it when nobody is "
         "served: opsctl callers record --never-live"
         for one in foreseen
-        if not one.after and not one.same and by_name[one.caller].probe == "never-live" and one.caller not in declared
+        if not one.after
+        and not one.same
+        and by_name[one.caller].probe == "never-live"
+        and declared.get(one.caller, one.before) == one.before  # what it gets already was agreed to for another change
     ]
     return (*certain, *unseen)

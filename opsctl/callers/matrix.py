@@ -103,7 +103,7 @@ def _unsent(caller: Caller, before: str, change: Agreed | None, foreseen: Forese
     if foreseen.after:
         how = f"; not sent (never-live), foreseen: {foreseen.why}"
         return judge(caller, Answered(foreseen.after), before or foreseen.before, change, how=how)
-    if change is not None:
+    if change is not None and change.to != before:  # an agreement to what it gets already is about another change
         text = (
             f"{caller.name}: not sent (never-live); {change.to}, as agreed and not proven ({foreseen.why}): see it when nobody is served: "
             f"opsctl callers record --never-live; review by {change.review_by}"

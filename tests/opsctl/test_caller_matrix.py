@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from monitors import fleet
+from opsctl.callers import matrix
+from opsctl.callers.agreed import Agreed
+from opsctl.callers.foresee import Foreseen
+from opsctl.rollout.checks import Outcome
 from tests.opsctl.site import Ran, Site
 
 MakeSite = Callable[..., Site]
@@ -72,6 +77,8 @@ def test_a_never_live_shape_is_sent_by_nobody_and_judged_by_what_flags_tell(make
     # What flags do not tell, and what nobody will ask, is agreed to or not begun; it is not called a pass.
     unknown = site.apply("--unset", "grammar-backend")
     assert unknown.code == 2 and "--expect-change triage=json" in unknown.errors[0]["message"], unknown.err
+    same = site.apply("--unset", "grammar-backend", "--expect-change", "triage=http 400", "--review-by", FUTURE)
+    assert same.code == 2, "what it gets already was agreed to for another change"
     back = site.apply("--unset", "grammar-backend", "--expect-change", "triage=json", "--review-by", FUTURE)
     assert back.code == 0, back.err
     assert "as agreed and not proven" in check(back, "callers")["evidence"]
@@ -102,3 +109,18 @@ def test_a_declaration_that_cannot_be_used_is_refused_with_what_to_write(make_si
     site = make_site(fleet=JSON_CALLER)
     ran = site.rollout("plan", "--set", "page-size=32", *words)
     assert ran.code == 2 and says in ran.errors[0]["message"]
+
+
+def test_an_agreement_to_what_a_never_live_caller_gets_already_says_nothing_of_another_change() -> None:
+    table = JSON_CALLER + 'probe = "never-live"\n'
+    head = '[deployment.d]\nengine = "lastbatch"\napi = "http://127.0.0.1:1"\n[[deployment.d.node]]\nname = "n"\n'
+    (caller,) = fleet.parse(head + table, "fleet.toml").one().caller
+    seen = Foreseen("triage", "json", "http 400", "", False, "no longer refused by --grammar-backend none")
+
+    def row(to: str) -> matrix.Row:
+        (found,) = matrix.compare([caller], lambda request: pytest.fail("it was sent"), lambda: "", before={"triage": "http 400"},
+                                  agreed={"triage": Agreed(to, FUTURE)}, foreseen={"triage": seen})  # fmt: skip
+        return found
+
+    assert row("http 400").outcome is Outcome.inconclusive
+    assert row("json").outcome is Outcome.passed and "not proven" in row("json").text
