@@ -20,7 +20,7 @@ from opsctl.repro.conclusion import Latency, Outcome, Run, outcome
 from opsctl.repro.experiment import Experiment
 from opsctl.repro.overlap import Interval, Measured
 from opsctl.repro.streams import Streams
-from opsctl.repro.watch import Fault, Watcher, until_fault
+from opsctl.repro.watch import Fault, Watcher, brought, until_fault
 
 _TELL_S = 15.0
 _CAPTURE_S = 20.0
@@ -174,10 +174,9 @@ def _inside(answer: Asked, intervals: Sequence[Interval]) -> bool:
 
 
 def _after(streams: Streams, seen: Fault) -> float | None:
-    """From the begin of the request under suspicion that was open (or had just ended) when the silence began."""
-    begun = [one.begun_s for one in (*streams.open, *streams.left) if one.kind == "probe"] + [a.begun_s for a in streams.probes]
-    before = [moment for moment in begun if moment <= seen.began_s]
-    return max(0.0, seen.began_s - max(before)) if before else None
+    held = [one.begun_s for one in (*streams.open, *streams.left) if one.kind == "probe"]
+    begun = brought(held, [a.begun_s for a in streams.probes], seen.began_s)
+    return None if begun is None else max(0.0, seen.began_s - begun)
 
 
 async def repeat(experiment: Experiment, site: Site, seed: int, say: Callable[[str], None]) -> list[Run]:

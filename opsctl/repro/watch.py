@@ -21,6 +21,7 @@ from opsctl.repro.streams import Streams
 
 _POLL_S = 0.5
 _GONE = 3  # connections refused in a row
+_STEP_S = 1.0  # within which a server that goes on gives its next part
 
 
 @dataclass
@@ -46,6 +47,19 @@ def by_streams(streams: Streams, now_s: float, stall_s: float) -> Fault | None:
     if len(latest) == _GONE and all(a.error in (asked.CONNECT, asked.CUT) for a in latest):
         return Fault("the server is gone: connections end or are refused", latest[0].begun_s)
     return None
+
+
+def brought(held: Sequence[float], ended: Sequence[float], silence_s: float) -> float | None:
+    """Which request under suspicion brought the silence: when it began, as the moments given. None: none was there.
+
+    The last that was open (``held``) when the silence began. The silence counts from the last part of any stream, so a
+    request that began after it, but before the next part was due, was there too; else the last that had ``ended`` by then.
+    """
+    before = [moment for moment in held if moment <= silence_s]
+    meanwhile = [moment for moment in held if silence_s < moment <= silence_s + _STEP_S]
+    if before or meanwhile:
+        return max(before) if before else min(meanwhile)
+    return max((moment for moment in ended if moment <= silence_s), default=None)
 
 
 @dataclass

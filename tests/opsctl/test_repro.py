@@ -16,6 +16,7 @@ from opsctl.repro.conclusion import Outcome, Run
 from opsctl.repro.context import Context
 from opsctl.repro.experiment import Experiment
 from opsctl.repro.overlap import Batches, Measured
+from opsctl.repro.watch import brought
 from tests.opsctl.site import Ran
 from tests.opsctl.stream_server import streaming
 
@@ -189,6 +190,20 @@ def test_the_black_box_says_which_batches_were_shared_and_each_is_counted_once()
     assert later.measured() == Measured(1.0, 1.0, "batches", "black box")
     batches.take(ring((decode, 1, 2), first=9000))
     assert batches.lost and batches.masked == 4
+
+
+@pytest.mark.parametrize(
+    ("held", "ended", "begun"),
+    [
+        ([90.0, 99.0], [99.5], 99.0),  # the last that was open
+        ([100.004], [95.0], 100.004),  # it began after the last part came, and before the next was due
+        ([99.0, 100.004], [], 99.0),
+        ([103.0], [95.0], 95.0),  # asked when the server was silent already
+        ([103.0], [], None),
+    ],
+)
+def test_a_silence_is_laid_to_the_request_that_was_there_when_it_began(held: list[float], ended: list[float], begun: float | None) -> None:
+    assert brought(held, ended, silence_s=100.0) == begun
 
 
 def made(**more: Any) -> Run:
