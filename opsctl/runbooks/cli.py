@@ -22,8 +22,9 @@ from opsctl.library import NotFound, Shelf
 from opsctl.playbooks.journal import utc
 from opsctl.playbooks.process import Ran, end_in
 from opsctl.runbooks import lint
-from opsctl.runbooks.document import Runbook, RunbookError, read
-from opsctl.runbooks.run import Allowed, Asked, Decider, Run, RunRecord
+from opsctl.runbooks.document import Runbook, RunbookError, Step, read
+from opsctl.runbooks.run import Allowed, Asked, Decider, Run, RunRecord, no_value
+from opsctl.runbooks.values import Values
 
 app = typer.Typer(no_args_is_help=True, help="What to do at 05:41: list, read, check and run the runbooks.")
 
@@ -92,8 +93,10 @@ def run(
 ) -> None:  # fmt: skip
     """Go through a runbook step by step. At a terminal each command is shown, and run, skipped or edited on a key.
 
-    Exit status: 0 every step went as it should, 2 usage, 3 4 6 7 as the step that ended it, 5 a step waits for an approval,
-    9 a step did not go as it should, 130 left or interrupted.
+    Variables that the runbook's text names are found in the bundle and the fleet file where it says so (`fills` of its front
+    matter), each told with where from; the others are asked for, or with --yes refused by name before anything is run.
+    Exit status: 0 every step went as it should, 2 usage, 3 4 6 7 as the step that ended it, 5 a step waits for an approval or
+    a value, 9 a step did not go as it should, 130 left or interrupted.
     """
     session: Session = context.obj
     book = _read(session, name, fleet_path)
@@ -109,9 +112,12 @@ def run(
     _check_names(book, approve, skip)
     if bundle and not Path(bundle).is_dir():
         raise typer.BadParameter(f"--bundle {bundle}: no such folder")
+    told = Values(book, chosen)
     decider: Decider
     who = getpass.getuser()
     if yes:
+        _check_values(book, told, values, chosen.service, lambda step: step.name not in skip and (
+            not step.approval or step.approval in approve or approval_wait_s > 0))  # fmt: skip
         approvals = Approvals(session.env)
         decider = Allowed(frozenset(approve), frozenset(skip), who, lambda step, command: approvals.ask(
             chosen.name, step.approval, command, approval_wait_s, session.talk))  # fmt: skip
@@ -123,7 +129,8 @@ def run(
     record = RunRecord(f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}", book.name, chosen.name, who, began)
     folder = fleet.state_root(session.env) / "runbooks" / chosen.name
     keep = _keeper(folder, values)
-    code = Run(book, decider, _executor(session), keep, session.talk, lambda: utc(time.time()), values).go(record)
+    run_of = Run(book, decider, _executor(session), keep, session.talk, lambda: utc(time.time()), values, told.find, chosen.service)
+    code = run_of.go(record)
     data = {**msgspec.to_builtins(record), "fidelity": record.fidelity, "record": str(folder / f"{record.id}.json")}
     errors = () if code is ExitCode.DONE else (Problem(record.outcome, _why(record), where=f"{book.name}: {record.steps[-1].name}"),)
     session.show(Answer("runbook run", data, _text(record, data["record"]), code, errors), as_json=as_json)
@@ -183,6 +190,14 @@ def _check_names(book: Runbook, approve: list[str], skip: list[str]) -> None:
     for name in skip:
         if name not in names:
             raise typer.BadParameter(f"--skip {name}: the steps of {book.name} are {', '.join(names)}")
+
+
+def _check_values(book: Runbook, told: Values, values: dict[str, str], manager: str, does: Callable[[Step], bool]) -> None:
+    """A step for which nobody and nothing has a value is refused before the first one is run."""
+    steps = tuple(step for step in book.steps if step.applies(manager) and does(step))
+    wrong = [f"{step.name}: {no_value(step, missing)}" for step, missing in told.without(steps, values, values.get("BUNDLE", ""))]
+    if wrong:
+        raise typer.BadParameter(f"{book.name}: {'; '.join(wrong)}")
 
 
 def _line(session: Session, question: str) -> str:

@@ -8,19 +8,23 @@
     summary: One process is stopped.
     approvals:
       restart: on-call
+    fills:
+      PID: suspect pid
     ---
     # Title
     ## Section
-    ```sh {name=capture deadline=120s expects=0 approval=restart}
+    ```sh {name=capture deadline=120s expects=0 approval=restart manager=systemd}
     opsctl capture --fleet "$FLEET" --deployment "$DEPLOYMENT"
     ```
+
+What may stand under ``fills`` is in ``values.py``. ``manager``: the step is only for services that this one runs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,9 @@ from opsctl.playbooks.document import PlaybookError, Problem
 _FENCE = re.compile(r"```(?P<head>.*)")
 _HEAD = re.compile(r"sh \{(?P<attributes>[^{}]*)\}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
-_ATTRIBUTES = ("name", "deadline", "expects", "approval")
+_ATTRIBUTES = ("name", "deadline", "expects", "approval", "manager")
+MANAGERS = ("systemd", "systemd-user", "embedded")
+"""What a fleet file may say under ``service``."""
 _VARIABLE = re.compile(r"\$\{?([A-Z_]+)\}?")
 LONGEST_S = 86_400
 
@@ -43,7 +49,8 @@ class RunbookError(PlaybookError):
 
 @dataclass(frozen=True)
 class Step:
-    """One fenced command. ``expects`` are the exit codes that mean that it went as wished; ``line`` is the fence's own."""
+    """One fenced command. ``expects`` are the exit codes that mean that it went as wished; ``line`` is the fence's own;
+    ``managers``: for whose services it is (none: for all)."""
 
     name: str
     command: str
@@ -52,6 +59,11 @@ class Step:
     approval: str
     section: str
     line: int
+    managers: tuple[str, ...] = ()
+
+    def applies(self, manager: str) -> bool:
+        """Whether it is for services that ``manager`` runs; an empty one is not known, and leaves nothing out."""
+        return not self.managers or not manager or manager in self.managers
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -60,7 +72,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Runbook:
-    """``approvals``: who may agree to each kind of step that needs it; ``text`` is the whole document."""
+    """``approvals``: who may agree to each kind of step that needs it; ``fills``: where a run finds the value of a variable
+    by itself; ``text`` is the whole document."""
 
     name: str
     verdict: str
@@ -70,6 +83,7 @@ class Runbook:
     steps: tuple[Step, ...]
     text: str
     path: str
+    fills: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self, line: int, text: str) -> Problem:
         return Problem(self.path, line, text)
@@ -101,8 +115,9 @@ def parse(text: str, source: str) -> Runbook:
     if problems:
         raise RunbookError(sorted(problems, key=lambda one: one.line))
     return Runbook(
-        Path(source).stem, str(head["class"]), str(head["severity"]), str(head["summary"]), approvals, tuple(steps), text, source
-    )
+        Path(source).stem, str(head["class"]), str(head["severity"]), str(head["summary"]), approvals, tuple(steps), text, source,
+        head.get("fills") or {},
+    )  # fmt: skip
 
 
 def _front_matter(text: str, source: str, problems: list[Problem]) -> dict[str, Any]:
@@ -126,6 +141,10 @@ def _front_matter(text: str, source: str, problems: list[Problem]) -> dict[str, 
     if approvals is not None and not (isinstance(approvals, dict) and all(isinstance(who, str) and who for who in approvals.values())):
         problems.append(Problem(source, 2, "front matter: approvals says for each kind who may agree"))
         head["approvals"] = {}
+    fills = head.get("fills")
+    if fills is not None and not (isinstance(fills, dict) and all(isinstance(word, str) for pair in fills.items() for word in pair)):
+        problems.append(Problem(source, 2, "front matter: fills says for each variable where its value is found"))
+        head["fills"] = {}
     return head
 
 
@@ -166,9 +185,13 @@ def _step(head: str, command: str, section: str, source: str, line: int, problem
     codes = given.get("expects", "").split(",")
     known = {str(int(code)) for code in ExitCode}
     wrong += [] if set(codes) <= known else [f"expects: an exit code, one of {', '.join(sorted(known, key=int))}"]
+    managers = tuple(given["manager"].split(",")) if "manager" in given else ()
+    wrong += [f"manager: {one or 'nothing'} runs no service; there are {', '.join(MANAGERS)}" for one in managers if one not in MANAGERS]
     lines = command.splitlines()
     wrong += [] if len(lines) == 1 else [f"a step is one command; this one has {len(lines)} lines"]
     if wrong:
         problems += [Problem(source, line, f"{given.get('name') or 'a step'}: {one}") for one in wrong]
         return None
-    return Step(given["name"], command, float(deadline_s), tuple(int(code) for code in codes), given.get("approval", ""), section, line)
+    return Step(
+        given["name"], command, float(deadline_s), tuple(int(code) for code in codes), given.get("approval", ""), section, line, managers
+    )

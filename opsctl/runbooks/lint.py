@@ -8,6 +8,7 @@ from pathlib import Path
 from monitors.judge.verdict import Class
 from opsctl import commandline
 from opsctl.playbooks.document import Problem
+from opsctl.runbooks import values
 from opsctl.runbooks.document import Runbook, RunbookError, read
 
 ALWAYS = ("FLEET", "DEPLOYMENT", "BUNDLE")
@@ -27,8 +28,16 @@ def problems(path: Path) -> list[Problem]:
             found.append(runbook.problem(step.line + 1, f"{step.name}: {wrong}"))
         if bool(CHANGING.match(step.command)) and not step.approval:
             found.append(runbook.problem(step.line, f"{step.name}: it ends or changes something, so somebody must agree: approval=..."))
+        if step.command.startswith("systemctl ") and not step.managers:
+            found.append(runbook.problem(step.line, f"{step.name}: systemctl is for services that systemd runs: manager=systemd"))
         found += [runbook.problem(step.line + 1, f"{step.name}: ${name} is named nowhere in the text")
                   for name in step.variables if name not in ALWAYS and not _named(runbook, name)]  # fmt: skip
+    used = {name for step in runbook.steps for name in step.variables}
+    for name, source in runbook.fills.items():
+        if wrong := values.wrong(source):
+            found.append(runbook.problem(2, f"fills: {name}: {wrong}"))
+        elif name not in used:
+            found.append(runbook.problem(2, f"fills: {name}: no step uses it"))
     return sorted(found, key=lambda one: one.line)
 
 

@@ -21,6 +21,7 @@ from opsctl import commandline
 from opsctl.playbooks.actions import executable
 from opsctl.playbooks.process import Ran
 from opsctl.runbooks.document import Runbook, Step
+from opsctl.runbooks.values import Told
 
 _SHOWN_LINES = 6  # of what a step that failed said
 _KEPT_CHARACTERS = 8_000
@@ -29,8 +30,11 @@ _TOLD = (ExitCode.REVERTED, ExitCode.STUCK, ExitCode.HELD, ExitCode.LOCKED, Exit
 
 
 class Choice(StrEnum):
+    """``hold``: it cannot be done now, and what comes after leans on it."""
+
     run = "run"
     skip = "skip"
+    hold = "hold"
     quit = "quit"
 
 
@@ -45,7 +49,8 @@ class Decision:
 
 
 class StepRecord(msgspec.Struct, frozen=True):
-    """``outcome``: passed, failed, skipped, held (nobody agreed), interrupted, or left (by the person before it). ``said`` is redacted."""
+    """``outcome``: passed, failed, skipped, held (nobody agreed, or a value is missing), interrupted, or left (by the person
+    before it). ``filled``: the variables that the run found the value of by itself, and where. ``said`` is redacted."""
 
     name: str
     section: str
@@ -58,6 +63,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     approved_by: str = ""
     why: str = ""
     said: str = ""
+    filled: dict[str, str] = {}
 
 
 class RunRecord(msgspec.Struct):
@@ -83,12 +89,15 @@ class RunRecord(msgspec.Struct):
 class Decider(Protocol):
     """Who says what is done with the next step: a person at the terminal, or what the command line allowed."""
 
-    def decide(self, step: Step, command: str, missing: tuple[str, ...]) -> Decision: ...
+    def decide(self, step: Step, command: str, missing: Mapping[str, str]) -> Decision:
+        """``missing``: the variables of the step that have no value, and why not."""
+        ...
 
 
 @dataclass
 class Run:
-    """``values`` fills the variables in; a bundle that a step makes becomes $BUNDLE where none was given, else $SECOND."""
+    """``values`` fills the variables in; a bundle that a step makes becomes $BUNDLE where none was given, else $SECOND.
+    ``find`` is asked for what has no value when a step needs it. ``manager`` runs the deployment's services."""
 
     runbook: Runbook
     decider: Decider
@@ -97,6 +106,9 @@ class Run:
     talk: Callable[[str], None]
     utc: Callable[[], str]
     values: dict[str, str] = field(default_factory=dict)
+    find: Callable[[str, str], Told] = lambda name, bundle: Told("", "")
+    manager: str = ""
+    _found: dict[str, str] = field(default_factory=dict)
 
     def go(self, record: RunRecord) -> ExitCode:
         code = ExitCode.DONE
@@ -128,16 +140,17 @@ class Run:
         return code
 
     def _one(self, step: Step) -> StepRecord:
-        missing = tuple(name for name in step.variables if name not in self.values)
+        if not step.applies(self.manager):
+            return _left(step, "skipped", f"only for services under {' or '.join(step.managers)}; these are under {self.manager}")
+        missing = self._fill(step)
         shown = step.command if missing else shlex.join(commandline.filled(step.command, self.values))
         self.talk(f"    $ {shown}    (at most {step.deadline_s:g} s)")
+        for name in (name for name in step.variables if name in self._found):
+            self.talk(f"    ${name} is {self._found[name]}")
         decision = self.decider.decide(step, shown, missing)
-        if decision.choice is Choice.quit:
-            return _left(step, "left", "left here")
-        if decision.choice is Choice.skip:
-            return _left(
-                step, "held" if step.approval and not decision.why else "skipped", decision.why or f"needs approval: {step.approval}"
-            )
+        ends = {Choice.quit: "left", Choice.skip: "skipped", Choice.hold: "held"}
+        if decision.choice in ends:
+            return _left(step, ends[decision.choice], decision.why)
         command = decision.command or shown
         try:
             words = commandline.filled(command, self.values)
@@ -151,7 +164,20 @@ class Run:
         good = ran.code in step.expects
         return StepRecord(step.name, step.section, command, "passed" if good else "failed", edited=command != shown, began_utc=began,
                           seconds=round(ran.seconds, 3), exit_code=ran.code, approved_by=decision.by, why="" if good else ran.ending,
-                          said=said)  # fmt: skip
+                          said=said, filled={name: self._found[name] for name in step.variables if name in self._found})  # fmt: skip
+
+    def _fill(self, step: Step) -> dict[str, str]:
+        """Find what the step needs and nobody gave. Returns what is missing still, and why."""
+        missing = {}
+        for name in step.variables:
+            if name in self.values:
+                continue
+            told = self.find(name, self.values.get("BUNDLE", ""))
+            if told.value:
+                self.values[name], self._found[name] = told.value, told.why
+            else:
+                missing[name] = told.why
+        return missing
 
     def _note_bundle(self, said: str) -> None:
         """The first bundle that a step names is ``BUNDLE``, unless one was given; the newest other one is ``SECOND``."""
@@ -160,31 +186,37 @@ class Run:
                 self.values["SECOND"] = word
 
 
+def no_value(step: Step, missing: Mapping[str, str]) -> str:
+    """What somebody must give before a step can run, in words."""
+    told = "; ".join(f"${name} has no value{f': {why}' if why else ''}" for name, why in missing.items())
+    return f"{told}; give {' '.join(f'--with {name}=...' for name in missing)}, or leave the step out with --skip {step.name}"
+
+
 def _left(step: Step, outcome: str, why: str = "") -> StepRecord:
     return StepRecord(step.name, step.section, step.command, outcome, why=why)
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Nobody is there to ask: what needs no approval runs, what needs one runs when its kind was approved, ``skip`` is left out,
-    and so is a step with a variable that has no value."""
+    """Nobody is there to ask: what needs no approval runs, what needs one runs when its kind was approved, ``skip`` is left out.
+    A step with a variable that has no value is held."""
 
     approvals: frozenset[str]
     skip: frozenset[str]
     by: str
     wait: Callable[[Step, str], str] = lambda step, command: ""
 
-    def decide(self, step: Step, command: str, missing: tuple[str, ...]) -> Decision:
+    def decide(self, step: Step, command: str, missing: Mapping[str, str]) -> Decision:
         if step.name in self.skip:
             return Decision(Choice.skip, why="left out by --skip")
         if missing:
-            return Decision(Choice.skip, why=f"no value for {', '.join(f'${name}' for name in missing)}; give --with {missing[0]}=...")
+            return Decision(Choice.hold, why=no_value(step, missing))
         if not step.approval:
             return Decision(Choice.run, by="-")
         if step.approval in self.approvals:
             return Decision(Choice.run, by=f"{self.by} by --approve")
         granted = self.wait(step, command)
-        return Decision(Choice.run, by=granted) if granted else Decision(Choice.skip)
+        return Decision(Choice.run, by=granted) if granted else Decision(Choice.hold, why=f"needs approval: {step.approval}")
 
 
 @dataclass(frozen=True)
@@ -196,9 +228,9 @@ class Asked:
     approvals: Mapping[str, str]
     values: dict[str, str]
 
-    def decide(self, step: Step, command: str, missing: tuple[str, ...]) -> Decision:
-        for name in missing:
-            given = self.ask(f"    ${name} (empty: skip the step): ").strip()
+    def decide(self, step: Step, command: str, missing: Mapping[str, str]) -> Decision:
+        for name, why in missing.items():
+            given = self.ask(f"    ${name} ({f'{why}; ' if why else ''}empty: skip the step): ").strip()
             if not given:
                 return Decision(Choice.skip, why=f"no value for ${name}")
             self.values[name] = given
@@ -212,6 +244,6 @@ class Asked:
             if key == "s":
                 return Decision(Choice.skip, why="skipped by hand")
             if key == "q":
-                return Decision(Choice.quit)
+                return Decision(Choice.quit, why="left here")
             if key == "e" and (edited := self.ask("    $ ").strip()):
                 return Decision(Choice.run, command=edited, by=f"{self.by} at the terminal" if step.approval else "-")

@@ -108,11 +108,13 @@ def test_with_the_approval_every_step_runs_and_the_record_is_kept_beside_the_bun
     assert kept["steps"] == data["steps"] == json.loads(Path(data["record"]).read_text())["steps"]
 
 
-def test_a_step_whose_variable_has_no_value_is_left_out_and_named(site: Path) -> None:
+def test_a_step_whose_variable_nothing_can_tell_is_refused_by_name_before_the_first_is_run(site: Path) -> None:
     code, answer, _ = opsctl(site, "runbook", "run", "stopped", "--yes", "--approve", "continue")
-    assert code == 0
-    skipped = answer["data"]["steps"][1]
-    assert skipped["outcome"] == "skipped" and "--with PID=" in skipped["why"]
+    assert code == 2 and answer["data"] is None
+    said = answer["errors"][0]["message"]
+    assert "go-on: $PID has no value" in said and "--with PID=..." in said and "--skip go-on" in said
+    code, answer, _ = opsctl(site, "runbook", "run", "stopped", "--yes", "--approve", "continue", "--skip", "go-on")
+    assert code == 0 and [step["outcome"] for step in answer["data"]["steps"]] == ["passed", "skipped", "passed"]
 
 
 def test_a_step_that_goes_wrong_ends_the_run(site: Path) -> None:
@@ -182,6 +184,10 @@ def test_what_does_not_wait_cannot_be_approved(site: Path) -> None:
         ("The process is $PID.", "", ":19: go-on: $PID is named nowhere in the text"),
         ("class: hang_stopped", "class: hang_sideways", ":2: class: hang_sideways is no class of verdict"),
         ("opsctl version\n```", "opsctl version\n", ":23: the fence is not closed"),
+        ("approvals:", "fills: {PID: suspekt pid}\napprovals:", ":2: fills: PID: 'suspekt pid' says not where"),
+        ("approvals:", "fills: {RANK: suspect pid}\napprovals:", ":2: fills: RANK: no step uses it"),
+        ("approval=continue", "approval=continue manager=upstart", ":18: go-on: manager: upstart runs no service; there are systemd"),
+        ('kill -TERM "$PID"', "systemctl thaw a.service", ":18: go-on: systemctl is for services that systemd runs: manager=systemd"),
         ("severity: page\n", "", ":2: front matter: severity is missing"),
     ],
 )
