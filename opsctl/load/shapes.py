@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
+from opsctl import textfile, yamldoc
 from opsctl.load import lengths
 from opsctl.load.lengths import Length
 
@@ -121,11 +122,11 @@ class Mix:
 def load(path: Path) -> tuple[Shape, ...]:
     """The shapes of a file: ``[[shape]]`` in TOML, a list ``shape:`` in YAML. Raises ShapeError."""
     try:
-        text = path.read_text(encoding="utf-8")
-        raw = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        text = textfile.read(path)
+        raw = yamldoc.load(text)[1] if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except OSError as error:
         raise ShapeError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # also a number of five thousand digits in TOML
         raise ShapeError(f"{path}: cannot be read: {error}") from error
     if not isinstance(raw, Mapping) or not isinstance(raw.get("shape"), list) or set(raw) != {"shape"}:
         raise ShapeError(f"{path}: expected one list named shape ([[shape]] in TOML), and nothing else")

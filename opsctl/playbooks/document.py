@@ -14,6 +14,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from opsctl import yamldoc
 from opsctl.playbooks.schema import Expectation, Playbook, Step
 from opsctl.playbooks.tolerances import problems_of
 
@@ -38,7 +39,7 @@ class PlaybookError(ValueError):
         super().__init__("\n".join(map(str, problems)))
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yamldoc.Loader):
     """Safe, and with YAML 1.2's booleans: true and false alone."""
 
 
@@ -72,18 +73,10 @@ class Document:
 
 def parse(text: str, source: str) -> Document:
     """``source`` is what errors call the file. Raises PlaybookError with every problem found."""
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        raw = loader.construct_document(node) if node is not None else None
+        node, raw = yamldoc.load(text, _Loader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        said = getattr(error, "problem", None) or str(error)
-        raise PlaybookError([Problem(source, mark.line + 1 if mark else 1, f"not YAML: {said}")]) from error
-    except RecursionError as error:
-        raise PlaybookError([Problem(source, 1, "not YAML: nested too deep")]) from error
-    finally:
-        loader.dispose()
+        raise PlaybookError([Problem(source, yamldoc.line(error), f"not YAML: {yamldoc.said(error)}")]) from error
     if node is None or not isinstance(raw, dict):
         raise PlaybookError([Problem(source, 1, "a playbook is a mapping: name, kind, summary, hypothesis, method ...")])
     lines: dict[Where, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from opsctl import commandline
+from opsctl import commandline, textfile
 from opsctl.playbooks.actions import Place, words
 from opsctl.playbooks.document import Document, PlaybookError, Problem, parse
 
@@ -15,7 +15,7 @@ _ANYWHERE = Place("fleet.toml", "deployment")
 def read(path: Path) -> Document:
     """Raises PlaybookError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = textfile.read(path)
     except (OSError, UnicodeDecodeError) as error:
         raise PlaybookError([Problem(str(path), 1, f"cannot be read: {getattr(error, 'strerror', None) or error}")]) from error
     return parse(text, str(path))
