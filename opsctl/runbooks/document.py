@@ -31,7 +31,6 @@ from typing import Any
 import yaml
 
 from monitors.exit_codes import ExitCode
-from opsctl import textfile, yamldoc
 from opsctl.playbooks.document import PlaybookError, Problem
 
 _FENCE = re.compile(r"```(?P<head>.*)")
@@ -40,7 +39,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _ATTRIBUTES = ("name", "deadline", "expects", "approval", "manager")
 MANAGERS = ("systemd", "systemd-user", "embedded")
 """What a fleet file may say under ``service``."""
-_VARIABLE = re.compile(r"\$(?:([A-Z_]+)|\{([A-Z_]+)\})")
+_VARIABLE = re.compile(r"\$\{?([A-Z_]+)(:-)?")
 LONGEST_S = 86_400
 
 
@@ -68,8 +67,12 @@ class Step:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Those that need a value: one with a default (``${NAME:-DEFAULT}``) does not."""
-        return tuple(dict.fromkeys(bare or braced for bare, braced in _VARIABLE.findall(self.command)))
+        return tuple(dict.fromkeys(name for name, _ in _VARIABLE.findall(self.command)))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The variables that need a value: one with a default (``${NAME:-DEFAULT}``) does not."""
+        return tuple(dict.fromkeys(name for name, default in _VARIABLE.findall(self.command) if not default))
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Runbook:
 def read(path: Path) -> Runbook:
     """Raises RunbookError with every problem found."""
     try:
-        text = textfile.read(path)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunbookError([Problem(str(path), 1, f"cannot be read: {getattr(error, 'strerror', None) or error}")]) from error
     return parse(text, str(path))
@@ -128,9 +131,10 @@ def _front_matter(text: str, source: str, problems: list[Problem]) -> dict[str, 
         problems.append(Problem(source, 1, "no front matter: the file begins with --- and class, severity, summary, approvals"))
         return {}
     try:
-        _, head = yamldoc.load(found[1])
+        head = yaml.safe_load(found[1])
     except yaml.YAMLError as error:
-        problems.append(Problem(source, 1 + yamldoc.line(error), f"front matter: {yamldoc.said(error)}"))
+        mark = getattr(error, "problem_mark", None)
+        problems.append(Problem(source, 2 + (mark.line if mark else 0), f"front matter: {getattr(error, 'problem', None) or error}"))
         return {}
     if not isinstance(head, dict):
         problems.append(Problem(source, 2, "front matter: not key: value lines"))

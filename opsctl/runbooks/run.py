@@ -169,7 +169,7 @@ class Run:
     def _fill(self, step: Step) -> dict[str, str]:
         """Find what the step needs and nobody gave. Returns what is missing still, and why."""
         missing = {}
-        for name in step.variables:
+        for name in step.needed:
             if name in self.values:
                 continue
             told = self.find(name, self.values.get("BUNDLE", ""))

@@ -72,7 +72,7 @@ class Values:
         captures = 0
         for step in steps:
             missing = {}
-            for name in step.variables:
+            for name in step.needed:
                 known = name in given or (name == "BUNDLE" and captures) or (name == "SECOND" and captures + bool(bundle) > 1)
                 waits = not bundle and captures and name in self.book.fills
                 if not known and not waits and not (told := self.find(name, bundle)).value:

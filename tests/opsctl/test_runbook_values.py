@@ -155,3 +155,8 @@ def test_what_only_a_capture_will_tell_waits_for_it_and_what_it_will_not_is_know
     assert [step.name for step, _ in told.without(BOOK.steps[1:], {"FLEET": "f"}, "")] == ["go-on", "thaw"]
     made = bundle(tmp_path / "b", "rank 1 (pid 1, node b): in state T")
     assert [step.name for step, _ in told.without(BOOK.steps, {"FLEET": "f"}, made)] == ["go-on", "thaw"]
+
+
+def test_a_variable_with_a_default_needs_no_value() -> None:
+    book = parse(BOOK.text.replace('"$PID"', '"${PID:-1}"'), "stopped.md")
+    assert book.steps[1].variables == ("PID",) and book.steps[1].needed == ()
