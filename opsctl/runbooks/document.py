@@ -31,6 +31,7 @@ from typing import Any
 import yaml
 
 from monitors.exit_codes import ExitCode
+from opsctl import textfile, yamldoc
 from opsctl.playbooks.document import PlaybookError, Problem
 
 _FENCE = re.compile(r"```(?P<head>.*)")
@@ -97,7 +98,7 @@ class Runbook:
 def read(path: Path) -> Runbook:
     """Raises RunbookError with every problem found."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = textfile.read(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RunbookError([Problem(str(path), 1, f"cannot be read: {getattr(error, 'strerror', None) or error}")]) from error
     return parse(text, str(path))
@@ -131,10 +132,9 @@ def _front_matter(text: str, source: str, problems: list[Problem]) -> dict[str, 
         problems.append(Problem(source, 1, "no front matter: the file begins with --- and class, severity, summary, approvals"))
         return {}
     try:
-        head = yaml.safe_load(found[1])
+        _, head = yamldoc.load(found[1])
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problems.append(Problem(source, 2 + (mark.line if mark else 0), f"front matter: {getattr(error, 'problem', None) or error}"))
+        problems.append(Problem(source, 1 + yamldoc.line(error), f"front matter: {yamldoc.said(error)}"))
         return {}
     if not isinstance(head, dict):
         problems.append(Problem(source, 2, "front matter: not key: value lines"))
