@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,9 @@ import typer
 
 SYSTEM = ("journalctl", "kill", "systemctl")
 """Programs of the system that a document may use; of these only the name is checked."""
+
+
+_DEFAULT = re.compile(r"\$\{([A-Z_]+):-([^${}]*)\}")  # as a shell has it
 
 
 def programs() -> Mapping[str, Any]:
@@ -24,7 +28,7 @@ def programs() -> Mapping[str, Any]:
 def problem(line: str) -> str:
     """What is wrong with a command line; empty when its program would take it."""
     try:
-        words = shlex.split(line)
+        words = shlex.split(_DEFAULT.sub(r"\2", line))
     except ValueError as error:
         return f"{line}: {error}"
     known = programs()
@@ -62,13 +66,14 @@ def has_command(words: str) -> bool:
 
 
 def filled(line: str, values: Mapping[str, str]) -> list[str]:
-    """The words of a command line with ``$NAME`` and ``${NAME}`` filled in, each value one word or part of one.
+    """The words of a command line with ``$NAME`` and ``${NAME}`` filled in, each value one word or part of one; where
+    ``${NAME:-DEFAULT}`` stands, without a value it is that one.
 
     Raises ValueError for a variable that has no value.
     """
     words = []
     for word in shlex.split(line):
-        made = word
+        made = _DEFAULT.sub(lambda found: values.get(found[1], "") or found[2], word)
         for name in sorted(values, key=len, reverse=True):
             made = made.replace(f"${{{name}}}", values[name]).replace(f"${name}", values[name])
         if "$" in made and not any("$" in value for value in values.values()):
