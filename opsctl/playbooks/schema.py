@@ -138,8 +138,9 @@ class Targets(_Table):
 class Drill(_Table):
     """What a playbook of kind drill says beside its method, which injects. ``verdicts``: what the monitor may call it first;
     empty: nothing needs a name. ``also``: what it must call it besides, with evidence of its own. ``pages``: whether
-    somebody must be paged, or nobody may be. ``values`` fills variables of the runbook; the value ``stopped`` is the pid of
-    the process that stands in state T, ``in-30-days`` that day."""
+    somebody must be paged, or nobody may be. ``gateway``: the clients come by one that answers over a 400 by itself, and
+    `opsctl callers watch` looks on; what it ends with is the verdict. ``values`` fills variables of the runbook; the value
+    ``stopped`` is the pid of the process that stands in state T, ``in-30-days`` that day."""
 
     runbook: str = ""
     verdicts: tuple[str, ...] = ()
@@ -147,9 +148,10 @@ class Drill(_Table):
     told_apart: bool = False  # each fault comes once the one before has its verdict, and stays; triage must then tell every one
     by_hand: Change | None = None  # a change past every guard, made before the method; only on an engine that is booted for it
     canary: bool = False  # the monitor compares a seeded answer under load with the one at rest
+    gateway: bool = False  # clients come by a gateway that answers over a 400 by itself; `opsctl callers watch` is beside it
     pages: bool = True
     server: tuple[str, ...] = ()  # flags of the engine that is booted for it
-    traffic: Literal["agent", "agents", "agent-and-json"] = "agent"  # clients beside which it happens
+    traffic: Literal["agent", "agents", "agent-and-json", "scan", "tools"] = "agent"  # clients beside which it happens
     approve: tuple[str, ...] = ()  # kinds of step that --auto may take
     skip: tuple[str, ...] = ()  # steps of the runbook that --auto leaves out
     values: dict[str, str] = Field(default_factory=dict)
