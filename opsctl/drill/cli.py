@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import difflib
 import random
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from opsctl.drill.auto import Auto
 from opsctl.drill.person import Person
 from opsctl.drill.play import play
 from opsctl.drill.playing import Responder
-from opsctl.drill.score import Score, table
+from opsctl.drill.score import MOMENTS, Score, table
 from opsctl.drill.stage import Stage, booted, staged
 from opsctl.library import NotFound, Shelf
 from opsctl.load.results import here
@@ -67,7 +68,7 @@ def run(
     fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
     model: str = typer.Option("", "--model", help="Hugging Face folder to serve. [default: the default model]"),
     seed: int = typer.Option(-1, "--seed", help="Of the moment of injection. [default: another one each time]"),
-    deadline_s: float = typer.Option(1800.0, "--deadline-s", help="Of a person."),
+    deadline_s: float = typer.Option(1800.0, "--deadline-s", min=1.0, max=86_400.0, help="Of a person."),
     only: list[str] = typer.Option([], "--only", metavar="STEP", help="Of a day that is replayed: this step, with those it needs."),  # noqa: B008
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
@@ -104,22 +105,26 @@ def run(
 
 @app.command()
 def score(
-    context: typer.Context, names: list[str] = NAMES, most: int = typer.Option(20, "--most", help="The last so many."),
+    context: typer.Context, names: list[str] = NAMES, most: int = typer.Option(20, "--most", min=1, help="The last so many."),
     plot: str = typer.Option("", "--plot", metavar="FILE", help="Write the trend of one drill as SVG."),
     to: str = typer.Option("", "--report", metavar="FILE", help="Write the last score of each drill, and what each runbook's steps did."),
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Show what was scored, oldest first."""
     session: Session = context.obj
-    scores = [one for one in history.read(history.path_of(session.env)) if not names or one.drill in names]
+    played = history.read(history.path_of(session.env))
+    _check_known(names or [], {*_all(session), *(one["name"] for one in replay.known()), *(one.drill for one in played)})
+    scores = [one for one in played if not names or one.drill in names]
     if to:
         books = [runbook.read(path) for path in Shelf.of("runbooks", ".md", session.env).all().values()]
         Path(to).write_text(report.page(report.latest(scores), books, _machine()), encoding="utf-8")
     if plot:
         if len({one.drill for one in scores}) != 1:
             raise typer.BadParameter("--plot: name one drill that was played")
+        if all(getattr(one.moments, name) is None for one in scores for name in MOMENTS[1:]):
+            raise typer.BadParameter(f"--plot: {scores[0].drill} has no moments that could be drawn; opsctl drill score shows how it went")
         Path(plot).write_text(history.trend(scores), encoding="utf-8")
-    text = table(scores[-most:]) if scores else "no drill was played yet"
+    text = table(scores[-most:]) if scores else f"{', '.join(names) if names else 'no drill'} was not played yet"
     session.show(Answer("drill score", msgspec.to_builtins(scores[-most:]), text), as_json=as_json)
 
 
@@ -127,9 +132,8 @@ def score(
 def calendar(context: typer.Context, as_json: bool = JSON) -> None:
     """Show which drill is due when, the most overdue first. Exit status 9 when one is overdue or was never passed."""
     session: Session = context.obj
-    due = history.calendar(
-        list(_all(session).values()), history.read(history.path_of(session.env)), datetime.datetime.now(datetime.UTC).date()
-    )
+    every_days = {name: _drill(playbook).every_days for name, playbook in _all(session).items()} | replay.every_days()
+    due = history.calendar(every_days, history.read(history.path_of(session.env)), datetime.datetime.now(datetime.UTC).date())
     lines = []
     for one in due:
         last = f"last {one.last_utc[:10]} ({'passed' if one.passed else 'failed'})" if one.last_utc else "never played"
@@ -139,6 +143,14 @@ def calendar(context: typer.Context, as_json: bool = JSON) -> None:
     session.show(
         Answer("drill calendar", msgspec.to_builtins(due), "\n".join(lines), ExitCode.FOUND if late else ExitCode.DONE), as_json=as_json
     )
+
+
+def _check_known(names: list[str], known: set[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(sorted(known))}"
+            raise typer.BadParameter(f"no drill {name!r}; {hint}")
 
 
 def _machine() -> str:
@@ -202,9 +214,10 @@ def _stage(session: Session, drill: Drill, where: tuple[str, str] | None, folder
 
 def _together(chosen: list[Playbook]) -> list[list[Playbook]]:
     """Drills that ask for the same server, those that change its configuration last."""
-    groups: dict[tuple[tuple[str, ...], bool], list[Playbook]] = {}
+    groups: dict[tuple[object, ...], list[Playbook]] = {}
     for playbook in chosen:
-        groups.setdefault((_drill(playbook).server, _drill(playbook).canary), []).append(playbook)
+        drill = _drill(playbook)
+        groups.setdefault((drill.server, drill.canary, drill.gateway, drill.outdated), []).append(playbook)
     return [sorted(group, key=_changes) for group in groups.values()]
 
 

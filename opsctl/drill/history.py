@@ -1,4 +1,4 @@
-"""Scores that were kept: one line of JSON for each drill that was played, in the state folder."""
+"""Scores that were kept: one line of JSON for each drill or whole day that was played, in the state folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from monitors import fleet
 from opsctl.drill.score import Score
 from opsctl.load.figures import Spread
 from opsctl.load.plot import Curve, chart
-from opsctl.playbooks.schema import Playbook
 
 
 def path_of(env: Mapping[str, str]) -> Path:
@@ -53,20 +52,18 @@ class Due(msgspec.Struct, frozen=True):
     days: int | None
 
 
-def calendar(drills: Sequence[Playbook], scores: Sequence[Score], today: datetime.date) -> list[Due]:
-    """What is due when, the most overdue first. Only a drill that passed counts as played."""
+def calendar(every_days: Mapping[str, int], scores: Sequence[Score], today: datetime.date) -> list[Due]:
+    """What is due when, the most overdue first. Only a drill that passed counts as played. ``every_days``: how often each is
+    to be played, by name."""
     found = []
-    for playbook in drills:
-        assert playbook.drill is not None
-        mine = [score for score in scores if score.drill == playbook.name]
+    for name, days_between in every_days.items():
+        mine = [score for score in scores if score.drill == name]
         good = [score for score in mine if score.passed]
         days = None
         if good:
             last = datetime.datetime.fromisoformat(good[-1].began_utc).date()
-            days = (last - today).days + playbook.drill.every_days
-        found.append(
-            Due(playbook.name, mine[-1].began_utc if mine else "", mine[-1].passed if mine else None, playbook.drill.every_days, days)
-        )
+            days = (last - today).days + days_between
+        found.append(Due(name, mine[-1].began_utc if mine else "", mine[-1].passed if mine else None, days_between, days))
     return sorted(found, key=lambda one: (one.days is not None, one.days or 0, one.drill))
 
 

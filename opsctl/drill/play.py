@@ -123,7 +123,10 @@ def _step(playing: Playing, step: Step) -> None:
 def _paged_for(playing: Playing, responder: Responder) -> None:
     moments, deadlines = playing.score.moments, playing.deadlines
     playing.until(lambda: moments.detected is not None, deadlines.detect_s)
-    if playing.drill.verdicts:
+    if playing.drill.gateway:  # the monitor has nothing to say of a server that is well: whoever is paged looks
+        playing.until(lambda: playing.is_named, deadlines.capture_s)
+        _captured_by_hand(playing)
+    elif playing.drill.verdicts:
         playing.until(lambda: moments.captured is not None and playing.is_named, deadlines.capture_s)
     if playing.drill.told_apart:
         _triaged(playing)
@@ -135,10 +138,19 @@ def _paged_for_nobody(playing: Playing, responder: Responder) -> None:
     playing.until(lambda: playing.score.paged > 0, playing.drill.watch_s)
     if not playing.drill.verdicts:
         return
-    answer = playing.stage.opsctl("capture", "--reason", "drill", deadline_s=playing.deadlines.capture_s)
-    playing.score.verdicts += [verdict] if (verdict := (answer["data"] or {}).get("verdict", "")) else []
-    playing.stamp("captured")
+    verdict = _captured_by_hand(playing)
+    playing.score.verdicts += [verdict] if verdict else []
     responder.respond(playing)
+
+
+def _captured_by_hand(playing: Playing) -> str:
+    """The verdict on what ``opsctl capture`` found."""
+    answer = playing.stage.opsctl("capture", "--reason", "drill", deadline_s=playing.deadlines.capture_s)
+    if answer["data"] is None:
+        playing.score.problems.append(f"nothing could be captured: {answer['errors']}")
+        return ""
+    playing.stamp("captured")
+    return str(answer["data"]["verdict"])
 
 
 def _triaged(playing: Playing) -> None:

@@ -86,18 +86,20 @@ class Playing:
             if event["event"] == "captured":
                 self.stamp("captured", event["mono_s"])
             elif event["event"] == "verdict":
-                self._verdict(event)
+                self._verdict(event["verdict"], event["mono_s"], f"confidence {event['confidence']:.2f}")
             elif event["event"] == "page" and event.get("page_sent") and not self.stage.own:
                 self._paged(event["mono_s"], str(event.get("title", "page")), str(event.get("text", "")))
+        if self.stage.callers is not None and (found := self.stage.callers.verdict()):
+            self._verdict(found, time.monotonic(), "by the clients' own way")
         while self.stage.pages:
             self._paged(*self.stage.pages.pop(0))
 
-    def _verdict(self, event: dict[str, Any]) -> None:
-        if event["verdict"] in self.score.verdicts:
+    def _verdict(self, name: str, at: float, how: str) -> None:
+        if name in self.score.verdicts:
             return
-        self.named = event["mono_s"]
-        self.score.verdicts.append(event["verdict"])
-        self.aside(f"        verdict: {event['verdict']} (confidence {event['confidence']:.2f})")
+        self.named = at
+        self.score.verdicts.append(name)
+        self.aside(f"        verdict: {name} ({how})")
 
     def _paged(self, at: float, title: str, text: str) -> None:
         if at < self.begun:

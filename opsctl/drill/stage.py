@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from opsctl.playbooks.schema import Change, Drill
 from opsctl.playbooks.server import Deployed
 from opsctl.rollout import flags, target
 from opsctl.service.manager import Override
-from opsctl.staging.clients import CONSTRAINED, AgentLoop, ask
+from opsctl.staging.callers import CallerWatch, table
+from opsctl.staging.clients import CONSTRAINED, AgentLoop, Loop, ScanLoop, ToolLoop, ask
 from opsctl.staging.command import envelope
+from opsctl.staging.gateway import Gateway
 from opsctl.staging.site import DEPLOYMENT, Layout, python_path_env, site
 from opsctl.staging.waiting import StageError, wait_for
 from opsctl.staging.watcher import Watcher
@@ -34,6 +38,8 @@ _COMMON = ("--context-length", "4096", "--max-total-tokens", "16384", "--drain-t
 _BOOT_S = 150.0
 _DEADLINE_S = 90  # of a boot in a rollout, several times what one takes: a boot that hangs is waited for so long
 _CANARY_S = 2.0
+_FALLS_BACK_ON = (400,)  # a gateway that takes a refusal for a failure
+_LOOPS: Mapping[str, Sequence[type[Loop]]] = {"agents": (AgentLoop, AgentLoop), "scan": (ScanLoop,), "tools": (ToolLoop,)}
 
 
 @dataclass
@@ -50,10 +56,13 @@ class Stage:
     pages: list[tuple[float, str, str]]
     own: bool
     changed: bool = False  # its configuration is not what it was booted with
+    gateway: Gateway | None = None  # by which the clients come
+    callers: CallerWatch | None = None  # whether they are served here
 
     def clients(self, kind: str) -> Traffic:
         file = self.deployment.api_key_file
-        return Traffic(self.deployment.api, kind, key=Path(file).read_text().strip() if file else "")
+        url = self.gateway.base if self.gateway is not None else self.deployment.api
+        return Traffic(url, kind, key=Path(file).read_text().strip() if file else "")
 
     def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
         """The JSON envelope of an opsctl command on this deployment. Raises StageError."""
@@ -71,6 +80,10 @@ class Stage:
             runs = {word for manager in target.of(self.deployment, self.fleet_path, self.env).managers for word in manager.command().argv}
             if lacks := [word for word in drill.server if word not in runs]:
                 raise StageError(f"deployment.{name}: this drill needs a server with {' '.join(drill.server)}; it lacks {' '.join(lacks)}")
+        if drill.gateway and self.gateway is None:
+            raise StageError(f"deployment.{name}: this drill needs a gateway of its own before the server; leave out --fleet")
+        if drill.outdated and not self.own:
+            raise StageError(f"deployment.{name}: this drill needs a monitor with an outdated fleet file; leave out --fleet")
         if drill.canary and not self.deployment.canary.load_every_s:
             raise StageError(f"deployment.{name}.canary: this drill needs load_every_s = 2, so that answers under load are compared")
 
@@ -106,17 +119,18 @@ class Stage:
 
 @dataclass
 class Traffic:
-    """Clients beside which it happens: agents that talk without end, and one that wants JSON once the fault is armed."""
+    """Clients beside which it happens: agents that talk without end, and one that wants JSON once the fault is armed; or one
+    that wants JSON all the time, or one that uses tools."""
 
     url: str
     kind: str
     key: str = field(default="", repr=False)
-    loops: list[AgentLoop] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def begin(self) -> None:
-        for _ in range(2 if self.kind == "agents" else 1):
-            loop = AgentLoop(self.url, key=self.key)
+        for kind in _LOOPS.get(self.kind, (AgentLoop,)):
+            loop = kind(self.url, key=self.key)
             loop.start()
             self.loops.append(loop)
         wait_for(lambda: self.completed >= len(self.loops), 120, "a turn of the clients")
@@ -148,19 +162,30 @@ def booted(drill: Drill, env: Mapping[str, str], talk: Callable[[str], None], fo
     pages: list[tuple[float, str, str]] = []
     layout = Layout("drill", (*_COMMON, *drill.server), nodes=(tuple(range(RANKS)),), model=model,
                     boot_s=_DEADLINE_S, canary_s=_CANARY_S if drill.canary else 0.0)  # fmt: skip
+    if drill.gateway:  # its client takes the place of the one that must not be asked for beside others
+        layout = dataclasses.replace(layout, callers="")
 
     def paged(title: str, text: str) -> None:
         pages.append((time.monotonic(), title, text))
 
-    with site(layout, python_path_env(env), lambda title: None, folder, on_text=paged) as made:
+    with contextlib.ExitStack() as held:
+        made = held.enter_context(site(layout, python_path_env(env), lambda title: None, folder, on_text=paged))
+        gateway = None
+        if drill.gateway:
+            gateway = held.enter_context(contextlib.closing(Gateway(made.url, falls_back_on=_FALLS_BACK_ON)))
+            made.add_to_fleet(table(DEPLOYMENT, "scan", CONSTRAINED, "json", via=gateway.url))
         talk(f"booting the engine on {RANKS} ranks ({' '.join(drill.server) or 'no flags beyond the common ones'}); logs: {folder}/log")
         made.begin()
         made.wait_ready(_BOOT_S)
-        with _watched(str(made.fleet), DEPLOYMENT, made.env, folder, pages, own=True, watcher=made.monitor) as stage:
-            verified = stage.opsctl("rollout", "verify", deadline_s=240)
-            if verified["exit_code"] != ExitCode.DONE:
-                raise StageError(f"the server that was booted is not well: {verified['errors'] or verified['data']}")
-            yield stage
+        outdated = made.outdated() if drill.outdated else None
+        watcher = partial(made.monitor, outdated)
+        stage = held.enter_context(_watched(str(made.fleet), DEPLOYMENT, made.env, folder, pages, own=True, watcher=watcher))
+        verified = stage.opsctl("rollout", "verify", deadline_s=240)
+        if verified["exit_code"] != ExitCode.DONE:
+            raise StageError(f"the server that was booted is not well: {verified['errors'] or verified['data']}")
+        if gateway is not None:
+            stage.gateway, stage.callers = gateway, held.enter_context(contextlib.closing(made.caller_watch()))
+        yield stage
 
 
 @contextlib.contextmanager

@@ -13,6 +13,9 @@ import typer
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
+from opsctl.drill import history
+from opsctl.drill.score import Moments, Score
+from opsctl.playbooks.journal import utc
 from opsctl.replay import document, judge
 from opsctl.replay.document import Day, DayError
 from opsctl.replay.run import Played, replay
@@ -25,6 +28,11 @@ def known() -> list[dict[str, Any]]:
     found = [document.read(path) for path in document.days().values()]
     return [{"name": day.name, "summary": day.summary, "verdicts": [], "also": [], "runbook": "", "server": list(day.server),
              "injects": [step.name for step in day.steps]} for day in found]  # fmt: skip
+
+
+def every_days() -> dict[str, int]:
+    """How often each day is to be played again."""
+    return {name: document.read(path).every_days for name, path in document.days().items()}
 
 
 def play(session: Session, names: Sequence[str], only: Sequence[str], model: str, *, alone: bool, as_json: bool) -> bool:
@@ -42,7 +50,9 @@ def play(session: Session, names: Sequence[str], only: Sequence[str], model: str
 
 
 def run(session: Session, name: str, only: Sequence[str], model: str, *, as_json: bool) -> None:
-    """Exit status: 0 every step showed what it should, 1 it could not be played, 2 refused, 9 a step did not."""
+    """Exit status: 0 every step showed what it should, 1 it could not be played, 2 refused, 9 a step did not. A whole day is
+    kept among the drills that were played."""
+    began = time.time()
     try:
         day = document.read(document.days()[name])
         chosen = day.chosen(only)
@@ -60,11 +70,20 @@ def run(session: Session, name: str, only: Sequence[str], model: str, *, as_json
         session.show(Answer("drill run", exit_code=ExitCode.INTERNAL, errors=(problem,)), as_json=as_json)
         return
     text = told(day, played)
+    if not only:
+        history.add(history.path_of(session.env), scored(played, began))
     (folder / "replay.json").write_bytes(msgspec.json.format(msgspec.json.encode(played), indent=1) + b"\n")
     (folder / "replay.md").write_text(f"{text}\n", encoding="utf-8")
     problems = tuple(Problem("failed", "; ".join(one.problems) or one.skipped, one.step) for one in played.failed)
     code = ExitCode.FOUND if problems else ExitCode.DONE
     session.show(Answer("drill run", msgspec.to_builtins(played), text, code, problems), as_json=as_json)
+
+
+def scored(played: Played, began: float) -> Score:
+    """A day has no moments of its own: it is as good as its steps. ``began``: Unix time."""
+    problems = [f"{one.step}: {'; '.join(one.problems) or one.skipped}" for one in played.failed]
+    return Score(played.day, "auto", utc(began).replace("Z", "+00:00"), Moments(), problems=problems, points=0 if problems else 100,
+                 passed=not problems, folder=played.folder)  # fmt: skip
 
 
 def told(day: Day, played: Played) -> str:

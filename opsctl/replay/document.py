@@ -145,6 +145,7 @@ class Day(_Table):
     callers: tuple[Caller, ...] = ()
     steps: tuple[Step, ...]
     table: tuple[Row, ...]
+    every_days: int = Field(default=90, gt=0)
 
     @model_validator(mode="after")
     def _fits(self) -> Day:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from monitors.exit_codes import ExitCode
 from opsctl.replay.document import Caller, Day
 from opsctl.replay.pair import DEPLOYMENT, Pair
+from opsctl.staging.callers import table
 from opsctl.staging.clients import CONSTRAINED, AgentLoop, ask
 from opsctl.staging.gateway import Gateway
 from opsctl.staging.waiting import StageError, wait_for
@@ -95,19 +95,7 @@ class Stage:
 
 def callers_toml(callers: Sequence[Caller], gateway: str) -> str:
     """The clients as the fleet file names them."""
-    found = ""
-    for one in callers:
-        found += f"[[deployment.{DEPLOYMENT}.caller]]\nname = {json.dumps(one.name)}\nexpect = {json.dumps(one.expect)}\n"
-        found += f"request = {_inline(one.request)}\n"
-        found += 'probe = "never-live"\n' if one.never_live else ""
-        found += f"via = {json.dumps(gateway)}\n" if one.gateway else ""
-    return found
-
-
-def _inline(value: object) -> str:
-    """A JSON value as TOML on one line."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_inline(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value)
+    return "".join(
+        table(DEPLOYMENT, one.name, one.request, one.expect, never_live=one.never_live, via=gateway if one.gateway else "")
+        for one in callers
+    )

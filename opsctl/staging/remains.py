@@ -1,7 +1,7 @@
 """Ends what was started for a site whose own process is gone.
 
-``python -m opsctl.staging.remains FLEET DEPLOYMENT SOCKETS``: an heir (``heir.py``), told ``PID STARTED`` of each monitor. It
-ends the monitors and the services and takes the folder of sockets away.
+``python -m opsctl.staging.remains FLEET DEPLOYMENT SOCKETS``: an heir (``heir.py``), told ``PID STARTED`` of each process that
+looks on. It ends these and the services and takes the folder of sockets away.
 """
 
 from __future__ import annotations

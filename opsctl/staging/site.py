@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from monitors import fleet
 from opsctl.pid import started
 from opsctl.rollout import target
 from opsctl.service.manager import ServiceError
+from opsctl.staging.callers import CallerWatch, table
 from opsctl.staging.command import envelope
 from opsctl.staging.heir import Heir, heir
 from opsctl.staging.pager import Pager
@@ -43,14 +45,13 @@ boot_deadline_s = {boot}
 stable_s = {stable}
 bundle_dir = "{folder}/bundles"
 {nodes}
-[[deployment.{name}.caller]]
-name = "scan"
-request = {{ messages = [{{ role = "user", content = "one item as JSON" }}], response_format = {{ type = "json_object" }} }}
-expect = "json"
-probe = "never-live"
-{canary}[page]
+{callers}{canary}[page]
 urls = ["json://127.0.0.1:{pager}/"]
 """
+_SCAN = table(
+    DEPLOYMENT, "scan", {"messages": [{"role": "user", "content": "one item as JSON"}], "response_format": {"type": "json_object"}}, "json",
+    never_live=True,
+)  # fmt: skip
 _CANARY = "[deployment.{name}.canary]\nload_every_s = {every}\n"
 _NODE = """[[deployment.{name}.node]]
 name = "{node}"
@@ -67,7 +68,8 @@ args = {args}
 @dataclass(frozen=True)
 class Layout:
     """What is served and how it is watched. ``nodes``: the ranks of each "node"; ``args``: flags of the engine beside those
-    that follow from the layout; ``canary_s``: how often the monitor compares a seeded answer under load (0: never)."""
+    that follow from the layout; ``canary_s``: how often the monitor compares a seeded answer under load (0: never);
+    ``callers``: the clients, as TOML."""
 
     what: str
     args: Sequence[str]
@@ -78,6 +80,7 @@ class Layout:
     boot_s: int = 150
     stable_s: int = 5
     canary_s: float = 0.0
+    callers: str = _SCAN
 
     @property
     def world(self) -> int:
@@ -119,7 +122,20 @@ class Site:
         canary = _CANARY.format(name=DEPLOYMENT, every=layout.canary_s) if layout.canary_s else ""
         self.fleet.write_text(_FLEET.format(what=layout.what, name=DEPLOYMENT, port=self.port, watchdog=layout.watchdog_s, folder=folder,
                                             nodes=nodes, pager=pager.port, boot=layout.boot_s, stable=layout.stable_s,
-                                            canary=canary))  # fmt: skip
+                                            canary=canary, callers=layout.callers))  # fmt: skip
+
+    def outdated(self) -> Path:
+        """A fleet file that was right once: by it black boxes lie in another folder, and py-spy is where it is not."""
+        path = self.folder / "fleet-outdated.toml"
+        runs, tool = f'run_dir = "{self.folder}/run', f"{self.folder}/venv-of-before/bin/py-spy"
+        text = self.fleet.read_text(encoding="utf-8").replace(runs, f"{runs}-of-before")
+        path.write_text(re.sub(r"(node\]\]\nname = .*)", rf'\1\npy_spy = "{tool}"', text), encoding="utf-8")
+        return path
+
+    def add_to_fleet(self, text: str) -> None:
+        """Further tables of the deployment, as TOML."""
+        with self.fleet.open("a", encoding="utf-8") as file:
+            file.write(text)
 
     def services(self) -> Sequence[Any]:
         """The embedded services, each on its own."""
@@ -139,14 +155,27 @@ class Site:
         where = ("--fleet", str(self.fleet), "--deployment", DEPLOYMENT)
         return envelope((*words, *where), self.env, self.folder / "log" / "opsctl.log", deadline_s)
 
-    def monitor(self) -> Watcher:
-        command = [sys.executable, "-m", "monitors.cli", "run", "--fleet", str(self.fleet), "--stall-s", str(self.layout.stall_s), "--json",
-                   "--status-port", str(self._status_port), "--state-dir", str(self.folder / "state" / "monitor")]  # fmt: skip
+    def monitor(self, fleet_path: Path | None = None) -> Watcher:
+        """``fleet_path``: another fleet file than the site's own."""
+        where = ["--fleet", str(fleet_path or self.fleet), "--state-dir", str(self.folder / "state" / "monitor")]
+        command = [sys.executable, "-m", "monitors.cli", "run", *where, "--stall-s", str(self.layout.stall_s), "--json", "--status-port",
+                   str(self._status_port)]  # fmt: skip
         with (self.folder / "log" / "hang-monitor.log").open("w") as log:
             process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
         if self.heir is not None:
             self.heir.tell(f"{process.pid} {started(process.pid)}")
         return Watcher(process)
+
+    def caller_watch(self, every_s: float = 1.0, probe_every_s: float = 5.0) -> CallerWatch:
+        """It needs what a `rollout verify` has recorded."""
+        where = ["--fleet", str(self.fleet), "--deployment", DEPLOYMENT]
+        command = [sys.executable, "-m", "opsctl.cli", "callers", "watch", *where, "--every-s", str(every_s), "--probe-every-s",
+                   str(probe_every_s), "--json"]  # fmt: skip
+        with (self.folder / "log" / "callers-watch.log").open("w") as log:
+            process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+        if self.heir is not None:
+            self.heir.tell(f"{process.pid} {started(process.pid)}")
+        return CallerWatch(process)
 
     def box(self, rank: int) -> Path:
         return self.folder / "run" / self.home[rank] / f"rank-{rank}.box"

@@ -56,6 +56,13 @@ def test_the_list_names_both_causes_where_there_are_two(tmp_path: Path) -> None:
     assert "health_lies and hang_tp_desync" in drill(tmp_path, "list").out
 
 
+def test_the_score_of_a_drill_that_there_is_not_is_refused_with_the_near_name(tmp_path: Path) -> None:
+    ran = drill(tmp_path, "score", "drill-stoped")
+    assert ran.code == 2 and 'did you mean "drill-stopped"?' in ran.err
+    ran = drill(tmp_path, "score", "drill-stopped")
+    assert ran.code == 0 and "drill-stopped was not played yet" in ran.out
+
+
 def test_scores_are_shown_drawn_and_reported(tmp_path: Path) -> None:
     played = Score("drill-stopped", "auto", "2026-11-30T05:41:00+00:00", Moments(0.0, 5.0, 8.0, 30.0, 31.0), passed=True, points=100)
     history.add(history.path_of({"XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)}), played)
@@ -67,4 +74,13 @@ def test_scores_are_shown_drawn_and_reported(tmp_path: Path) -> None:
 
 def test_a_drill_that_was_never_passed_is_overdue(tmp_path: Path) -> None:
     ran = drill(tmp_path, "calendar")
-    assert ran.code == 9 and "never played" in ran.out
+    assert ran.code == 9
+    assert {"drill-stopped", "incident-2026-09-27"} <= {line.split()[0] for line in ran.out.splitlines() if "never played" in line}
+
+
+def test_a_day_has_steps_and_no_moments_that_could_be_drawn(tmp_path: Path) -> None:
+    day = Score("incident-2026-09-27", "auto", "2026-11-30T05:41:00+00:00", Moments(), passed=True, points=100)
+    history.add(history.path_of({"XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)}), day)
+    assert "incident-2026-09-27  passed" in drill(tmp_path, "score").out
+    ran = drill(tmp_path, "score", "--plot", str(tmp_path / "trend.svg"))
+    assert ran.code == 2 and "no moments" in ran.err

@@ -20,6 +20,7 @@ from opsctl.drill.stage import Stage, Traffic
 from opsctl.playbooks.schema import Drill, Expectation, Playbook, Step
 from opsctl.playbooks.server import Deployed
 from opsctl.runbooks.run import RunRecord
+from opsctl.staging.callers import CallerWatch
 from opsctl.staging.clients import AgentLoop
 from opsctl.staging.watcher import Watcher
 
@@ -137,3 +138,16 @@ def test_while_a_runbook_is_under_way_it_is_not_over_although_clients_get_answer
         (folder / f"{name}.json").write_bytes(msgspec.json.encode(record))
         Person(lambda: "", deadline_s=0.3).respond(found)
         assert found.score.problems == ["not mended within 0.3 s"]  # of the first turn; the second adds none
+
+
+def test_where_clients_come_by_a_gateway_what_their_watch_ends_with_is_the_verdict(play: Play, said: list[str]) -> None:
+    found = play(Drill(verdicts=("hosted_fallback",), gateway=True))
+    ended = 'echo \'{"data": {"verdict": "hosted_fallback"}}\'; exit 9'
+    found.stage.callers = CallerWatch(subprocess.Popen(["sh", "-c", ended], stdout=subprocess.PIPE, text=True))
+    try:
+        assert found.until(lambda: found.is_named, 20)
+        found.look()
+    finally:
+        found.stage.callers.close()
+    assert found.score.verdicts == ["hosted_fallback"]
+    assert [line for line in said if "verdict" in line] == ["        verdict: hosted_fallback (by the clients' own way)"]

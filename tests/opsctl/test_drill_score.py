@@ -5,9 +5,15 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+import pytest
+
 from opsctl.drill import history
 from opsctl.drill.score import Moments, Score, overdue, table
-from opsctl.playbooks.schema import Drill, Expectation, Playbook, Step, Targets
+from opsctl.playbooks.schema import Drill, Targets
+from opsctl.replay import facts
+from opsctl.replay.cli import scored
+from opsctl.replay.judge import Outcome
+from opsctl.replay.run import Played
 
 DRILL = Drill(verdicts=("hang_stopped",), targets=Targets(detected_s=10, captured_s=20, mitigated_s=60, recovered_s=90))
 
@@ -77,13 +83,6 @@ def test_the_scoreboard_says_each_moment_and_each_problem() -> None:
     assert "FAILED" in lines[2] and "the verdict was crash" in lines[2]
 
 
-def playbook(name: str, every_days: int) -> Playbook:
-    step = Step(name="look", run="opsctl version", deadline_s=5)
-    return Playbook(
-        name=name, kind="drill", summary=".", hypothesis=(Expectation(probe="answer"),), method=(step,), drill=Drill(every_days=every_days)
-    )
-
-
 def test_the_calendar_puts_what_was_never_passed_first_and_then_the_most_overdue() -> None:
     today = datetime.date(2026, 11, 30)
     scores = []
@@ -91,9 +90,19 @@ def test_the_calendar_puts_what_was_never_passed_first_and_then_the_most_overdue
         one = score()
         one.drill, one.began_utc, one.passed = name, f"{day}T05:41:00+00:00", passed
         scores.append(one)
-    drills = [playbook("fresh", 90), playbook("old", 90), playbook("failed", 90), playbook("never", 90)]
-    assert [(due.drill, due.days) for due in history.calendar(drills, scores, today)] == [
+    every_days = {"fresh": 90, "old": 90, "failed": 90, "never": 90}
+    assert [(due.drill, due.days) for due in history.calendar(every_days, scores, today)] == [
         ("failed", None), ("never", None), ("old", -31), ("fresh", 89)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problems", "outcome"), [((), (True, 100, [])), (("x is 1, and must be 2",), (False, 0, ["wedge: x is 1, and must be 2"]))]
+)
+def test_a_day_that_was_replayed_is_as_good_as_its_steps(problems: tuple[str, ...], outcome: tuple[bool, int, list[str]]) -> None:
+    steps = (Outcome("wedge", "it hangs", 3.0, {}, problems), Outcome("a", "it does not", 1.0, {}))
+    found = scored(Played("incident-2026-09-27", steps, facts.whole({}, [], 4.0), "/folder", ""), 1_790_000_000.0)
+    assert (found.passed, found.points, found.problems) == outcome
+    assert history.calendar({found.drill: 90}, [found], datetime.date(2026, 9, 21))[0].days == (90 if found.passed else None)
 
 
 def test_history_is_kept_and_a_line_that_was_cut_short_costs_only_itself(tmp_path: Path) -> None:
