@@ -27,7 +27,10 @@ def verify(context: typer.Context, bundle: Path = BUNDLE, as_json: bool = JSON) 
     with archive.opened(bundle) as folder:
         checked = manifest.verify(folder)
     data = {"bundle": str(bundle), "ok": checked.ok, "items": checked.items, "problems": checked.problems, "notes": checked.notes}
-    lines = [f"{bundle}: {'valid' if checked.ok else 'NOT VALID'}, {checked.items} items", *(f"  note: {note}" for note in checked.notes)]
+    lines = [
+        f"{bundle}: {'valid' if checked.ok else 'NOT VALID'}, {checked.items} artefacts",
+        *(f"  note: {note}" for note in checked.notes),
+    ]
     problems = tuple(Problem("digest", text, where=str(bundle)) for text in checked.problems)
     context.obj.show(
         Answer("bundle verify", data, "\n".join(lines), ExitCode.DONE if checked.ok else ExitCode.FOUND, problems), as_json=as_json

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
 from typing import Any
 
 from msgspec import to_builtins
@@ -52,6 +54,7 @@ def server_info(service: Service) -> Response:
             ranks[header.rank] = {name: getattr(header, name) for name in names}
     return JsonResponse({
         "version": service.identity.version,
+        "runtime": {"python": platform.python_version(), **{name: _installed(name) for name in ("torch", "xgrammar")}},
         "status": service.status,
         "model": service.identity.served_name,
         "config": service.settings.declared(),
@@ -65,6 +68,13 @@ def server_info(service: Service) -> Response:
         "vocab_size": ready.vocab_size if ready else None,
         "pool_tokens": ready.pool_tokens if ready else None,
     })  # fmt: skip
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 async def tokenize(service: Service, request: Request) -> Response:

@@ -204,6 +204,12 @@ def load(folder: Path) -> dict[str, Any]:
     return raw
 
 
+def _later(name: str) -> str:
+    if name.startswith("runbook-"):
+        return "the record of a runbook that was run on this bundle; no digest vouches for it"
+    return "the capture was ended while it wrote this"
+
+
 def verify(folder: Path) -> Verification:
     """Check every item against its digest. Raises BundleError when there is no manifest to check."""
     manifest = load(folder)
@@ -228,5 +234,6 @@ def verify(folder: Path) -> Verification:
     if manifest.get("outcome") == "running":
         notes.append("the capture was cut short: the manifest has no end; what it lists is whole")
     extra = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    notes += [f"{name}: not in the manifest (the capture was ended while it wrote this)" for name in extra if name not in listed]
-    return Verification(tuple(problems), tuple(notes), len(manifest["items"]))
+    notes += [f"{name}: not in the manifest ({_later(name)})" for name in extra if name not in listed]
+    taken = sum(item["outcome"] == "taken" for item in manifest["items"])
+    return Verification(tuple(problems), tuple(notes), taken)

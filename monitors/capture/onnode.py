@@ -36,7 +36,8 @@ def facts(py_spy: str = "", **_: Any) -> dict[str, Any]:
         "tools": {
             "kernel": uname.release, "python": ".".join(map(str, sys.version_info[:3])),
             "py_spy": _version([py_spy or _beside("py-spy") or "py-spy", "--version"]),
-            "systemd": _version(["systemctl", "--version"]), "nvidia_driver": _driver(), "ncclras": shutil.which("ncclras") or "",
+            "systemd": _version(["systemctl", "--version"]), "cpu": _cpu(),
+            "nvidia_driver": _driver(), "ncclras": shutil.which("ncclras") or "",
         },
     }  # fmt: skip
 
@@ -252,6 +253,12 @@ def _ras(port: int) -> dict[str, Any]:
 
 def _synchronised() -> str:
     return _version(["timedatectl", "show", "-p", "NTPSynchronized", "--value"])
+
+
+def _cpu() -> str:
+    """As the kernel calls it; empty where it does not say."""
+    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo") or "", re.M)
+    return f"{found[1]}, {os.cpu_count()} cores" if found else ""
 
 
 def _driver() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,20 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
+class Done:
+    """A step of a runbook that was carried out beside this bundle."""
+
+    utc: str
+    runbook: str
+    name: str
+    outcome: str
+    seconds: float
+    approved_by: str
+    restores: bool  # the end of this step is the proof that service was restored
+    cite: Cite
+
+
+@dataclass(frozen=True)
 class Facts:
     folder: Path
     manifest: Mapping[str, Any]
@@ -68,6 +83,15 @@ class Facts:
     excerpts: tuple[Excerpt, ...]
     settings: Mapping[str, Any]
     fingerprint: Mapping[str, str]
+    done: tuple[Done, ...]
+    server: Mapping[str, Any]  # what the server said of itself
+
+    @property
+    def restored_utc(self) -> str:
+        """The end of the first confirmation that passed, after the last that did not."""
+        failed = max((one.utc for one in self.done if one.restores and one.outcome != "passed"), default="")
+        ends = [_after(one.utc, one.seconds) for one in self.done if one.restores and one.outcome == "passed" and one.utc > failed]
+        return min(ends, default="")
 
 
 def read(folder: Path) -> Facts:
@@ -99,7 +123,33 @@ def read(folder: Path) -> Facts:
     excerpts = _excerpts(folder, scene, verdict, line)
     trees = stacktree.merge(scene.stacks, suspects or sorted(odd))
     return Facts(folder, manifest, verdict, _json(folder / "progress.json"), scene, line, rows, trees,
-                 tuple(gaps.items()), counts, excerpts, settings, fingerprint)  # fmt: skip
+                 tuple(gaps.items()), counts, excerpts, settings, fingerprint, _done(folder),
+                 _json(folder / "server_info.json"))  # fmt: skip
+
+
+_RUN = ("passed", "failed", "interrupted")  # of a step's outcomes, those of one that was carried out
+
+
+def _done(folder: Path) -> tuple[Done, ...]:
+    """The steps that records of runbooks in this folder say were carried out, as they came."""
+    found = []
+    for path in sorted(folder.glob("runbook-*.json")):
+        record = _json(path)
+        for step in record.get("steps", ()):
+            if not isinstance(step, dict) or step.get("outcome") not in _RUN or not step.get("began_utc"):
+                continue
+            approved = str(step.get("approved_by") or "-")
+            found.append(
+                Done(str(step["began_utc"]), str(record.get("runbook", "")), str(step.get("name", "")), step["outcome"],
+                     float(step.get("seconds") or 0.0), "" if approved == "-" else approved,
+                     step.get("section") == "Confirm" and str(step.get("name", "")) == "confirm", Cite(path.name))
+            )  # fmt: skip
+    return tuple(sorted(found, key=lambda one: one.utc))
+
+
+def _after(utc: str, seconds: float) -> str:
+    at = dt.datetime.fromisoformat(utc.replace("Z", "+00:00")) + dt.timedelta(seconds=seconds)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _row(view: Any, scene: Scene, odd: bool, suspect: bool) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import re
 from importlib import resources
@@ -73,14 +74,12 @@ def _page(facts: Facts) -> str:
 def _text(template: str, facts: Facts) -> str:
     declared = svg_declared(facts)
     text = _environment(html=False).get_template(template).render(
-        f=facts, declared=svg.clock(declared), last=_last(facts), quiet=_quiet(facts, declared),
+        f=facts, declared=svg.clock(declared), last=_last(facts), quiet=_quiet(facts, declared), last_progress=_last_progress(facts),
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def svg_declared(facts: Facts) -> float:
-    import datetime as dt
-
     return dt.datetime.fromisoformat(facts.manifest["created_utc"].replace("Z", "+00:00")).timestamp()
 
 
@@ -95,10 +94,18 @@ def _last(facts: Facts) -> str:
     return svg.clock(facts.line.last_progress_s) if facts.line.last_progress_s else ""
 
 
+def _last_progress(facts: Facts) -> tuple[str, str]:
+    """When it was, in UTC, and where that stands: the black boxes know it, the monitor only to within one of its looks."""
+    at = facts.line.last_progress_s
+    if at:
+        return dt.datetime.fromtimestamp(at, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"), "rank-*.box"
+    return str(facts.progress.get("last_progress_utc") or ""), "progress.json"
+
+
 def _quiet(facts: Facts, declared: float) -> str:
-    if facts.progress.get("stalled_s") is not None:
-        return f"{facts.progress['stalled_s']:.1f}"
-    return f"{declared - facts.line.last_progress_s:.1f}" if facts.line.last_progress_s else ""
+    if facts.line.last_progress_s:
+        return f"{declared - facts.line.last_progress_s:.1f}"
+    return f"{facts.progress['stalled_s']:.1f}" if facts.progress.get("stalled_s") is not None else ""
 
 
 def anchor(cite: Cite) -> str:

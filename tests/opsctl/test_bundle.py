@@ -9,10 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from monitors.capture import archive, bundle
 from opsctl.cli import main
+from opsctl.runbooks.run import RunRecord, StepRecord
 from tests.monitors.cluster import HEALTHY, Cluster, small_fleet, web
 
 
@@ -73,4 +75,25 @@ def test_every_number_of_the_drafts_is_read_from_the_artefact_that_it_cites(take
     for line in lines:
         artefact = re.findall(r"\[`([^`:]+)", line)[-1]
         assert (taken / artefact).is_file(), line
-    assert "5.0 s without progress [`progress.json`]" in data["incident"] and "127.0.0.1" not in data["upstream"]
+    assert re.search(r"^At 2\S+Z \[`rank-\*\.box`\] .* with 2 requests held \[`progress.json`\]", data["incident"], re.M)
+    assert "| TODO | service restored" in data["incident"] and "127.0.0.1" not in data["upstream"]
+
+
+def test_the_draft_says_what_a_runbook_did_and_when_its_confirmation_passed(taken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(taken, folder)
+
+    def step(name: str, outcome: str, utc: str, section: str = "Restore service") -> StepRecord:
+        return StepRecord(name, section, "opsctl ...", outcome, began_utc=utc, seconds=4.25, approved_by="ana")
+
+    steps = [step("restart", "passed", "2026-01-01T00:01:00Z"), step("no-overlap", "skipped", "2026-01-01T00:01:10Z"),
+             step("confirm", "failed", "2026-01-01T00:01:20Z", "Confirm"),
+             step("confirm", "passed", "2026-01-01T00:02:00Z", "Confirm")]  # fmt: skip
+    record = RunRecord("r1", "hang_grammar_barrier", "flash", "ana", "2026-01-01T00:00:50Z", steps=steps)
+    (folder / "runbook-r1.json").write_bytes(msgspec.json.encode(record))
+    _, data = opsctl("incident", "report", str(folder))
+    draft = data["incident"]
+    assert "- 2026-01-01T00:01:00Z hang_grammar_barrier, step restart: passed after 4.2 s, approved by ana [`runbook-r1.json`]" in draft
+    assert "| 2026-01-01T00:02:04Z | service restored" in draft and "no-overlap" not in draft
+    (folder / "runbook-r1.json").write_bytes(msgspec.json.encode(RunRecord("r1", "x", "flash", "ana", "", steps=steps[:3])))
+    assert "| TODO | service restored" in opsctl("incident", "report", str(folder))[1]["incident"]
