@@ -57,7 +57,7 @@ def test_a_fault_that_comes_is_exit_9_with_the_seconds_after_the_request_that_br
     (run,) = ran.data["runs"]
     assert "no stream has given anything" in run["fault"] and 0 <= run["after_s"] < 2
     assert (
-        ran.data["sentence"].startswith("The fault reproduced in 1 of 1 runs that count, 0.")
+        ran.data["sentence"].startswith("The fault reproduced in 1 of 1 runs that count, 0")
         and "is 21% to 100% a run" in ran.data["sentence"]
     )
 
