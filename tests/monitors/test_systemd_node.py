@@ -92,6 +92,6 @@ def test_a_wedged_unit_is_declared_captured_and_followed_through_its_restart(nod
             # The next look finds it up again: none fell into its absence.
             until(lambda: machine.run(["test", "-e", "/run/small/rank-0.box"]).code == 0, "it is back")
             assert "told to stop" in turn_until("planned_end")["text"]
-            assert not [event for event in events if event["event"] == "crash_declared"]
+            assert not [event for event in events if event["event"] == "crash_declared"], events
         finally:
             watch.close()

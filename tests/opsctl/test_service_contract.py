@@ -579,7 +579,8 @@ def test_a_reboot_takes_a_trial_of_a_unit_file_away_and_leaves_a_commit(tmp_path
         assert unit.stop_limit_s() == 7.0 and unit.read_change() == Change(kept) and unit.unit_source().files[0][1] == new
     finally:
         machine.stop()
-        shutil.rmtree(f"/dev/shm/lastbatch-nodes/{name}", ignore_errors=True)
+        for kept_here in Path("/dev/shm/lastbatch-nodes").glob(f"{name}-*"):
+            shutil.rmtree(kept_here, ignore_errors=True)
 
 
 @pytest.mark.nodes

@@ -15,7 +15,8 @@ set -euo pipefail
 NAME=$1 NETNS=${2:-}
 NODES_DIR=${NODES_DIR:-${TMPDIR:-/tmp}/lastbatch-nodes}
 DIR=$NODES_DIR/$NAME
-export NODES_SHARE=${NODES_SHARE:-} NODES_HOOK=${NODES_HOOK:-} NODES_KEEP=${NODES_KEEP:-}
+ID=$NAME-$(md5sum <<<"$DIR" | head -c 8) # on the whole machine: others may have a node of this name in another folder
+export ID NODES_SHARE=${NODES_SHARE:-} NODES_HOOK=${NODES_HOOK:-} NODES_KEEP=${NODES_KEEP:-}
 
 if [[ -s $DIR/pid && -d /proc/$(<"$DIR/pid") ]]; then
   echo "$NAME is up already" >&2
@@ -32,7 +33,7 @@ if [[ $CGROUP == "$NODES_DIR/cgroup" ]] && ! mountpoint -q "$CGROUP"; then
   mkdir -p "$CGROUP"
   mount -t cgroup2 cgroup2 "$CGROUP"
 fi
-CGROUP=$CGROUP/lastbatch-node-$NAME
+CGROUP=$CGROUP/lastbatch-node-$ID
 mkdir -p "$CGROUP"
 echo "$CGROUP" >"$DIR/cgroup"
 
@@ -45,7 +46,7 @@ hostname "$NAME"
 
 mount -t tmpfs -o mode=755 node "$DIR/mnt"
 UPPER=$DIR/mnt # the upper folder must not lie on the file system of the lower one
-[[ -z $NODES_KEEP ]] || UPPER=/dev/shm/lastbatch-nodes/$NAME
+[[ -z $NODES_KEEP ]] || UPPER=/dev/shm/lastbatch-nodes/$ID
 mkdir -p "$UPPER"/{upper,work} "$ROOT"
 mount -t overlay -o "lowerdir=/,upperdir=$UPPER/upper,workdir=$UPPER/work" overlay "$ROOT"
 

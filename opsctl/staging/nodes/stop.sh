@@ -29,4 +29,4 @@ if [[ -n $CGROUP && -d $CGROUP ]]; then
   done
 fi
 rm -rf --one-file-system "$DIR"
-[[ -n ${NODES_KEEP:-} ]] || rm -rf "/dev/shm/lastbatch-nodes/$NAME"
+[[ -n ${NODES_KEEP:-} ]] || rm -rf "/dev/shm/lastbatch-nodes/$NAME-$(md5sum <<<"$DIR" | head -c 8)"
