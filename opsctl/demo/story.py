@@ -150,8 +150,9 @@ def _hasty_change(story: Story, site: Site, loop: AgentLoop) -> None:
     story.tell("first try, in a hurry: opsctl rollout apply --set disable-overlap-schedule --incident")
     begun = time.monotonic()
     answer = site.opsctl(
-        "rollout", "apply", "--set", "disable-overlap-schedule", "--incident", "--reason", "hurry", "--yes", deadline_s=_ROLLOUT_S
-    )
+        "rollout", "apply", "--set", "disable-overlap-schedule", "--incident", "--reason", "hurry", "--yes",
+        deadline_s=_ROLLOUT_S, heard=_course(story),
+    )  # fmt: skip
     _tell_rollout(story, answer)
     if answer["exit_code"] != ExitCode.REVERTED:
         raise StageError(f"the hasty change ended with exit code {answer['exit_code']}, not {int(ExitCode.REVERTED)}: {answer['errors']}")
@@ -172,7 +173,8 @@ def _fix(story: Story, site: Site, loop: AgentLoop) -> None:
     review = (datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=30)).isoformat()
     answer = site.opsctl(
         "rollout", "apply", "--set", "grammar-backend=none", "--expect-change", "scan=http 400", "--review-by", review,
-        "--incident", "--reason", "hang_grammar_barrier", "--yes", deadline_s=_ROLLOUT_S,
+        "--incident", "--reason", "hang_grammar_barrier", "--yes",
+        deadline_s=_ROLLOUT_S, heard=_course(story),
     )  # fmt: skip
     _tell_rollout(story, answer)
     if answer["exit_code"] != ExitCode.DONE:
@@ -191,14 +193,23 @@ def _fix(story: Story, site: Site, loop: AgentLoop) -> None:
     story.tell(f"the loop goes on beside it: {loop.completed} turns in all")
 
 
+def _course(story: Story) -> Callable[[str], None]:
+    """Tells what a rollout says as it says it, from where its plan has been shown."""
+    begun = False
+
+    def heard(line: str) -> None:
+        nonlocal begun
+        if begun and line.strip():
+            story.tell(f"   {line.strip()}")
+        begun = begun or line.startswith("plan ")
+
+    return heard
+
+
 def _tell_rollout(story: Story, answer: dict[str, Any]) -> None:
     data = answer["data"]
     if not data:
         raise StageError(f"rollout: {answer['errors']}")
-    for check in data["checks"]:
-        story.tell(f"   {check['name']}: {check['outcome']}: {check['evidence']}")
-    for check in data["revert_checks"]:
-        story.tell(f"   revert {check['name']}: {check['outcome']}: {check['evidence']}")
     out = f", without service for {data['without_service_s']:.1f} s" if data["without_service_s"] is not None else ""
     why = f" ({data['why']})" if data["why"] else ""
     story.tell(f"rollout {data['state']}{why}, exit code {answer['exit_code']}{out}")

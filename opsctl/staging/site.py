@@ -150,10 +150,11 @@ class Site:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
-        """Run an opsctl command on this deployment, and return its JSON envelope. Raises StageError."""
+    def opsctl(self, *words: str, deadline_s: float, heard: Callable[[str], None] | None = None) -> dict[str, Any]:
+        """Run an opsctl command on this deployment, and return its JSON envelope; ``heard`` gets what it says meanwhile. Raises
+        StageError."""
         where = ("--fleet", str(self.fleet), "--deployment", DEPLOYMENT)
-        return envelope((*words, *where), self.env, self.folder / "log" / "opsctl.log", deadline_s)
+        return envelope((*words, *where), self.env, self.folder / "log" / "opsctl.log", deadline_s, heard)
 
     def monitor(self, fleet_path: Path | None = None) -> Watcher:
         """``fleet_path``: another fleet file than the site's own."""
