@@ -16,7 +16,7 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 _ROOM_BYTES = 512 << 20
 _CHUNK_BYTES = 64 << 20
 _LAST_TURNS = 5
+_FOREIGN_CALL = "<function=look_up>\n<parameter=query>\nlock\n</parameter>\n</function>\n</tool_call>\n"
 
 
 class FaultError(ValueError):
@@ -67,6 +68,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             ),
             Kind("memory.exhaust", {}, "rank 0 allocates until its address space is at a limit: a real MemoryError"),
             Kind("answers.garbage", {}, "tokens are permuted over the vocabulary before they are turned into text"),
+            Kind("answers.markup", {}, "each answer begins with a tool call in another model's markup, whose opening tag is missing"),
             Kind("config.split", {"rank": 1}, "one rank runs with the other setting of --disable-overlap-schedule", at_start=True),
             Kind(
                 "crash.after",
@@ -135,6 +137,7 @@ class Faults:
         self._rank = rank
         self._armed: dict[str, Armed] = {}
         self.ready = False
+        self.encode: Callable[[str], Sequence[int]] | None = None  # of the model's tokenizer, in the rank that has one
         for spec in specs:
             self.arm(spec)
 
@@ -224,13 +227,27 @@ class Faults:
         fault.state["decodes"] = fault.state.get("decodes", 0) + 1
         return None if fault.state["decodes"] >= fault.values["n"] else value
 
-    def told(self, ids: Sequence[int], vocabulary: int) -> list[int]:
-        """The token ids of an answer, as they go to whoever turns them into text."""
+    def told(self, rid: str, ids: Sequence[int], vocabulary: int, *, last: bool) -> list[int]:
+        """The token ids of an answer, as they go to whoever turns them into text. ``last``: no more of it follow."""
+        ids = self._foreign(rid, ids, last=last)
         if "answers.garbage" not in self._armed:
-            return list(ids)
+            return ids
         # Multiplying by a number that shares no factor with the vocabulary's size is a permutation of it.
         factor = next(n for n in range(int(vocabulary * 0.618), 2 * vocabulary) if math.gcd(n, vocabulary) == 1)
         return [(token * factor + 1) % vocabulary for token in ids]
+
+    def _foreign(self, rid: str, ids: Sequence[int], *, last: bool) -> list[int]:
+        """As many tokens as were drawn: those of the call as far as it goes, and behind it the model's own."""
+        fault = self._armed.get("answers.markup")
+        if fault is None or self.encode is None or not self.ready:
+            return list(ids)
+        call = fault.state.setdefault("call", list(self.encode(_FOREIGN_CALL)))
+        begun: dict[str, int] = fault.state.setdefault("begun", {})
+        at = begun.pop(rid, 0)
+        if not last:
+            begun[rid] = at + len(ids)
+        given = call[at : at + len(ids)]
+        return [*given, *ids[len(given) :]]
 
     def answered(self) -> None:
         """A request has had its last token."""

@@ -134,7 +134,10 @@ class RankProcess:
             _log.warning("The KV pool holds %d tokens, less than the context's %d: no request may be longer (--max-total-tokens)",
                          pages * settings.cache.page_size, context)  # fmt: skip
         service = Service(self._place, self._context, self._box, runner, hub, grammar, self._faults, pages=pages, context_length=context)
-        service.warm_up(Tokenizer.load(self._place.model).encode("The quick brown fox jumps over the lazy dog."))
+        tokenizer = Tokenizer.load(self._place.model)
+        if self._faults is not None:
+            self._faults.encode = tokenizer.encode
+        service.warm_up(tokenizer.encode("The quick brown fox jumps over the lazy dog."))
         service.open(Ready(context_length=context, vocab_size=config.vocab, eos_ids=list(config.eos_ids),
                            pool_tokens=pages * settings.cache.page_size, ranks=[hello.info, *(one.info for one in others)],
                            paths={**hello.paths, "loop": service.loop_name}),

@@ -192,7 +192,7 @@ class Service:
         if self._faults is not None:
             for item in outputs.items:
                 if isinstance(item, Tokens):
-                    item.ids = self._faults.told(item.ids, self._vocabulary)
+                    item.ids = self._faults.told(item.rid, item.ids, self._vocabulary, last=bool(item.finish))
         self._post(outputs)
 
     def _post(self, message: FromScheduler) -> None:

@@ -132,10 +132,10 @@ class Playing:
         return max(first, self.named) if self.drill.also else first
 
     def good(self) -> float | None:
-        """The monotonic second of the first good answer after all was seen. Where a configuration was wrong, it comes from the
-        one before: the good minute of a loop is none. Where answers came and were wrong, it equals, beside others, the one
-        that was recorded at rest."""
-        if self.drill.by_hand is not None:
+        """The monotonic second of the first good answer after all was seen. Where a configuration was wrong and the client
+        cannot tell, it comes from the one before: the good minute of a loop is none. Where answers came and were wrong, it
+        equals, beside others, the one that was recorded at rest."""
+        if self.drill.by_hand is not None and not self.traffic.discerns:
             self.back = 0.0 if self.stage.configuration() != self.before else self.back or time.monotonic()
             return self.traffic.good_after(max(self.seen, self.back)) if self.back else None
         if not self.drill.canary:

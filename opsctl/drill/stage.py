@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import random
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from opsctl.staging.callers import CallerWatch, table
 from opsctl.staging.clients import CONSTRAINED, AgentLoop, Loop, ScanLoop, ToolLoop, ask
 from opsctl.staging.command import envelope
 from opsctl.staging.gateway import Gateway
-from opsctl.staging.site import DEPLOYMENT, Layout, python_path_env, site
+from opsctl.staging.site import DEPLOYMENT, SCAN, Layout, python_path_env, site
 from opsctl.staging.waiting import StageError, wait_for
 from opsctl.staging.watcher import Watcher
 
@@ -142,6 +141,11 @@ class Traffic:
             self._threads.append(thread)
 
     @property
+    def discerns(self) -> bool:
+        """Whether a good turn says that the configuration is right."""
+        return bool(self.loops) and all(loop.discerns for loop in self.loops)
+
+    @property
     def completed(self) -> int:
         return sum(loop.completed for loop in self.loops)
 
@@ -161,9 +165,7 @@ def booted(drill: Drill, env: Mapping[str, str], talk: Callable[[str], None], fo
     """A server of its own, with the flags that the drill asks for, verified by real completions."""
     pages: list[tuple[float, str, str]] = []
     layout = Layout("drill", (*_COMMON, *drill.server), nodes=(tuple(range(RANKS)),), model=model,
-                    boot_s=_DEADLINE_S, canary_s=_CANARY_S if drill.canary else 0.0)  # fmt: skip
-    if drill.gateway:  # its client takes the place of the one that must not be asked for beside others
-        layout = dataclasses.replace(layout, callers="")
+                    boot_s=_DEADLINE_S, canary_s=_CANARY_S if drill.canary else 0.0, callers="" if drill.gateway else SCAN)  # fmt: skip
 
     def paged(title: str, text: str) -> None:
         pages.append((time.monotonic(), title, text))
@@ -177,8 +179,7 @@ def booted(drill: Drill, env: Mapping[str, str], talk: Callable[[str], None], fo
         talk(f"booting the engine on {RANKS} ranks ({' '.join(drill.server) or 'no flags beyond the common ones'}); logs: {folder}/log")
         made.begin()
         made.wait_ready(_BOOT_S)
-        outdated = made.outdated() if drill.outdated else None
-        watcher = partial(made.monitor, outdated)
+        watcher = partial(made.monitor, made.outdated() if drill.outdated else None)
         stage = held.enter_context(_watched(str(made.fleet), DEPLOYMENT, made.env, folder, pages, own=True, watcher=watcher))
         verified = stage.opsctl("rollout", "verify", deadline_s=240)
         if verified["exit_code"] != ExitCode.DONE:

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -69,7 +69,10 @@ def ask(url: str, body: Mapping[str, Any], *, timeout_s: float, key: str = "") -
 
 @dataclass
 class Loop(ABC):
-    """Turns, one after another. ``good_at``: time.monotonic of each good one."""
+    """Turns, one after another. ``good_at``: time.monotonic of each good one. ``discerns``: a good turn cannot come from a
+    server that is configured wrongly for this client."""
+
+    discerns: ClassVar[bool] = False
 
     url: str
     completed: int = 0
@@ -120,6 +123,8 @@ class AgentLoop(Loop):
 class ScanLoop(Loop):
     """The same constrained request again and again. Only an answer of this engine is a good one, whoever's name it bears."""
 
+    discerns = True
+
     def turn(self) -> bool:
         answer = ask(self.url, CONSTRAINED, timeout_s=_TURN_S, key=self.key)
         return answer.status == 200 and answer.fingerprint.startswith(_OWN)
@@ -129,6 +134,8 @@ class ScanLoop(Loop):
 class ToolLoop(Loop):
     """A client that offers a tool: once it is the model's to call it, once it must. Good is a turn in which no call was
     broken, no markup stood in the text, and the call that had to come did."""
+
+    discerns = True
 
     def turn(self) -> bool:
         free = ask(self.url, {**WITH_TOOLS, "ignore_eos": True}, timeout_s=_TURN_S, key=self.key)

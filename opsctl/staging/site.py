@@ -48,7 +48,7 @@ bundle_dir = "{folder}/bundles"
 {callers}{canary}[page]
 urls = ["json://127.0.0.1:{pager}/"]
 """
-_SCAN = table(
+SCAN = table(
     DEPLOYMENT, "scan", {"messages": [{"role": "user", "content": "one item as JSON"}], "response_format": {"type": "json_object"}}, "json",
     never_live=True,
 )  # fmt: skip
@@ -80,7 +80,7 @@ class Layout:
     boot_s: int = 150
     stable_s: int = 5
     canary_s: float = 0.0
-    callers: str = _SCAN
+    callers: str = SCAN
 
     @property
     def world(self) -> int:

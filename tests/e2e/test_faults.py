@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -30,6 +31,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     args = ("--tp", "2", "--enable-faults", "--watchdog-timeout", "0", "--speculative-algorithm", "NGRAM", "--context-length", "512")
     with serving(model, tmp_path, *args, *getattr(request, "param", ())) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def telling(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server for faults that change nothing but what is told; who arms one lifts it."""
+    args = ("--tp", "2", "--enable-faults", "--watchdog-timeout", "0", "--context-length", "512", "--grammar-backend", "none")
+    with serving(model, tmp_path_factory.mktemp("telling"), *args) as served:
         yield served
 
 
@@ -198,19 +207,41 @@ def test_wrong_tokens_come_only_in_shared_batches(pair: Served) -> None:
     assert pair.complete(max_tokens=24)["choices"][0]["text"] != alone
 
 
-def test_garbage_is_told_with_a_good_status_and_only_to_those_who_ask_after_it_was_armed(pair: Served) -> None:
-    good = pair.complete(max_tokens=24)
-    pair.arm("answers.garbage")
-    bad = pair.complete(max_tokens=24)
+def test_garbage_is_told_with_a_good_status_and_only_to_those_who_ask_after_it_was_armed(telling: Served) -> None:
+    good = telling.complete(max_tokens=24)
+    telling.arm("answers.garbage")
+    bad = telling.complete(max_tokens=24)
     assert bad["choices"][0]["text"] and bad["choices"][0]["text"] != good["choices"][0]["text"]
     assert bad["usage"] == good["usage"]
     assert bad["choices"][0]["finish_reason"] == good["choices"][0]["finish_reason"]
-    with pair.client as client:
+    with telling.client as client:
         assert client.get("/health_generate").status_code == 200
         assert client.get("/health_scheduler").status_code == 200
         assert client.delete("/admin/faults").status_code == 200
-    assert pair.complete(max_tokens=24)["choices"][0]["text"] == good["choices"][0]["text"], "the model itself computed what it always does"
-    assert "answers.garbage" not in pair.text()
+    assert telling.complete(max_tokens=24)["choices"][0]["text"] == good["choices"][0]["text"], "the model computed what it always does"
+    assert "answers.garbage" not in telling.text()
+
+
+def test_a_tool_call_in_foreign_markup_is_counted_by_the_server_and_stands_in_its_clients_text(telling: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "look it up"}], "max_tokens": 200, "temperature": 0, "ignore_eos": True,
+            "tools": [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]}  # fmt: skip
+
+    def asked() -> tuple[dict[str, Any], str]:
+        with telling.client as client:
+            answer = client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            count = next(line for line in client.get("/metrics").text.splitlines() if line.startswith("lastbatch:parse_failures_total"))
+        return answer.json()["choices"][0]["message"], count.split()[-1]
+
+    message, before = asked()
+    assert "<function" not in message["content"]
+    telling.arm("answers.markup")
+    message, after = asked()
+    with telling.client as client:
+        assert client.delete("/admin/faults").status_code == 200
+    assert message["content"].startswith("<function=look_up>") and "tool_calls" not in message
+    assert message["parse_failures"] == ["a closing tag without a tool call"] and float(after) == float(before) + 1
+    assert "answers.markup" not in telling.text()
 
 
 def test_a_rank_with_another_setting_serves_and_says_so_in_its_own_black_box(model: Path, tmp_path: Path) -> None:

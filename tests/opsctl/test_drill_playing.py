@@ -17,11 +17,11 @@ from opsctl.drill.person import Person
 from opsctl.drill.playing import Deadlines, Playing
 from opsctl.drill.score import Moments, Score
 from opsctl.drill.stage import Stage, Traffic
-from opsctl.playbooks.schema import Drill, Expectation, Playbook, Step
+from opsctl.playbooks.schema import Change, Drill, Expectation, Playbook, Step
 from opsctl.playbooks.server import Deployed
 from opsctl.runbooks.run import RunRecord
 from opsctl.staging.callers import CallerWatch
-from opsctl.staging.clients import AgentLoop
+from opsctl.staging.clients import AgentLoop, Loop, ToolLoop
 from opsctl.staging.watcher import Watcher
 
 INJECTED = 100.0
@@ -88,6 +88,17 @@ def test_where_answers_were_wrong_only_one_that_equals_the_answer_at_rest_beside
     found = play(wrong, canary("same", 101.0), canary("different", 103.0), canary("same", 120.0, loaded=False), canary("same", 125.0))
     found.score.moments.detected = 10.0
     assert found.good() == 125.0
+
+
+@pytest.mark.parametrize(("loop", "good"), [(AgentLoop, False), (ToolLoop, True)])
+def test_after_a_change_by_hand_a_good_turn_is_the_end_of_it_only_for_a_client_that_can_tell(
+    play: Play, loop: type[Loop], good: bool
+) -> None:
+    found = play(Drill(by_hand=Change(set={"fault": "answers.markup"})))
+    found.score.moments.detected, found.before = 10.0, "the digest of what was verified"
+    found.traffic.loops.append(client := loop(""))
+    client.good_at += [INJECTED + 5.0, INJECTED + 20.0]
+    assert found.good() == (INJECTED + 20.0 if good else None), "no rank runs that configuration"
 
 
 def test_a_page_before_the_injection_is_a_false_move_and_news_is_no_page(play: Play) -> None:
