@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from monitors import engines
 from monitors.capture.bundle import auth_headers
 from monitors.fleet import Deployment, Node, Service
-from monitors.judge import ending
 from monitors.judge.ending import Ending
 from monitors.judge.holding import Holding
 from monitors.judge.markup import Markup
@@ -127,10 +126,12 @@ class Lookout:
         self._metrics(now)
         self.devices.turn(now, in_doubt=quiet_s >= _IN_DOUBT_S)
         jobs = [self._pool.submit(self._service, source, now) for source in self._sources]
-        notices = tuple(notice for job in jobs for notice in job.result())
+        told = [job.result() for job in jobs]
+        notices = tuple(notice for one in told for notice in one)
         found = {box.rank: box for source in self._sources if source.last for box in source.last.boxes}
         dead = self._kin.dead(now)
-        ended = self._ended(found) or any(_is_end(notice) for notice in notices) or bool(dead)
+        fell = any(source.ending.tells(notice) for source, one in zip(self._sources, told, strict=True) for notice in one)
+        ended = self._ended(found) or fell or bool(dead)
         gaps = [gap for source in self._sources for gap in source.gaps]
         gaps += self.devices.gaps
         # Where black boxes say what is held, no gauge is asked.
@@ -304,8 +305,3 @@ class Lookout:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for remote in self.remotes.values():
             remote.close()
-
-
-def _is_end(notice: Notice) -> bool:
-    """Whether a line tells of an end that nobody ordered."""
-    return notice.kind == "restart" or (notice.kind == "exit" and not ending.asked_for(notice))

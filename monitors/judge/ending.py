@@ -43,20 +43,29 @@ def alike(one: str, other: str) -> bool:
 @dataclass(frozen=True)
 class Ending:
     """Of the present start. Begin with ``Ending()``. ``cause`` is what its log says that it dies of, in words that are
-    equal for equal ends; ``dead``: it has. ``begun``: another start has begun, whose own lines will take the place."""
+    equal for equal ends; ``dead``: it has. ``begun``: another start has begun, whose own lines will take the place.
+    ``died``: how many starts did so, without an order, in the lines that were taken last."""
 
     order: Notice | None = None
     cause: str = ""
     dead: bool = False
     invocation: str = ""
     begun: bool = False
+    died: int = 0
 
     def take(self, log: Log) -> Ending:
         """After some more lines."""
-        state = Ending() if self.begun else self
+        state, died = Ending() if self.begun else self, 0
         for item in _items(log):
-            state = state.renewed(item).after(item)
-        return state
+            fresh = state.renewed(item)
+            state = fresh.after(item)
+            died += state.dead and not fresh.dead
+        return replace(state, died=died)
+
+    def tells(self, notice: Notice) -> bool:
+        """Whether this line, one of those that were taken last, may tell of an end that nobody ordered."""
+        ends = notice.kind == "restart" or (notice.kind == "exit" and not asked_for(notice))
+        return ends and (self.dead or self.died > 0)
 
     def renewed(self, item: _Item) -> Ending:
         """This one, or an empty one when the line is the first that another start says of its own end."""

@@ -63,6 +63,24 @@ def test_deaths_are_counted_by_cause_and_a_watchdogs_and_ordered_ones_are_no_cra
     assert ending.others(log(STARTED, EXIT, AGAIN.format(1), EXIT)) == 0
 
 
+def test_an_ordered_end_and_the_next_start_in_one_piece_of_the_log_are_no_death() -> None:
+    """A look that comes late reads all of it at once: the order, the kill after it, and what the next start says."""
+    killed = "[opsctl] Main process exited, code=killed, status=9/KILL"
+    ready = "[2026-03-02 10:01:05] Ready: configuration abc, invocation 1234"
+
+    def tells(before: Ending, *lines: str) -> tuple[int, bool]:
+        piece = log(*lines)
+        state = before.take(piece)
+        return state.died, any(state.tells(notice) for notice in piece.notices)
+
+    running = Ending().take(log(STARTED, ready))
+    assert tells(running, "[opsctl] Stopping.", killed, "[opsctl] Stopped.", STARTED, ready) == (0, False)
+    assert tells(running, killed, AGAIN.format(1), ready) == (1, True)
+    assert tells(running, "[opsctl] Stopping.", "[opsctl] Stopped.", STARTED, killed) == (1, True), "it was the next one that died"
+    dead = running.take(log(killed))
+    assert dead.died == 1 and tells(dead, AGAIN.format(1)) == (0, True) and tells(dead, DECODE) == (0, False)
+
+
 def judged(folder: Path, *lines: str) -> Verdict:
     (folder / "server.log").write_text("\n".join(("[2026-03-02 10:00:00] lastbatch begins", *lines)) + "\n")
     return casefolder.judge(folder)
