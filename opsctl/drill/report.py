@@ -9,7 +9,7 @@ from opsctl.runbooks.document import Runbook
 
 _MEANS = """Seconds after the injection, on one monotonic clock: the first page, the whole bundle on disk, the first good answer
 after all that was wrong had been seen, the beginning of the time in which all was well. Where there is no verdict, a
-rollout was injected that goes back by itself."""
+rollout was injected that goes back by itself, or it is a day that was replayed: that is as good as its steps."""
 _STEPS = """Seconds of a step that went as it should, otherwise its outcome. What is not run is for another cause of the same
 class, for another service manager, or for what had ended by itself in the drill."""
 _HEAD = ("drill", "", "points", *MOMENTS[1:], "verdicts", "triage", "fidelity", "")

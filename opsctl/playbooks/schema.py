@@ -149,7 +149,7 @@ class Drill(_Table):
     by_hand: Change | None = None  # a change past every guard, made before the method; only on an engine that is booted for it
     canary: bool = False  # the monitor compares a seeded answer under load with the one at rest
     gateway: bool = False  # clients come by a gateway that answers over a 400 by itself; `opsctl callers watch` is beside it
-    outdated: bool = False  # the monitor was started with a fleet file by which it finds neither black boxes nor py-spy
+    outdated: bool = False  # the monitor was started with the fleet file of another engine, and lacks what would tell a class
     pages: bool = True
     server: tuple[str, ...] = ()  # flags of the engine that is booted for it
     traffic: Literal["agent", "agents", "agent-and-json", "scan", "tools"] = "agent"  # clients beside which it happens

@@ -117,7 +117,7 @@ def test_a_watch_of_the_callers_has_a_verdict_once_it_has_ended_and_one_that_say
             one.process.stdin.close()
 
 
-def test_by_an_outdated_fleet_file_a_monitor_finds_neither_black_boxes_nor_py_spy_and_all_else_as_before(tmp_path: Path) -> None:
+def test_an_outdated_fleet_file_names_another_engine_and_all_else_as_it_is(tmp_path: Path) -> None:
     pager = Pager(lambda title: None)
     try:
         site = Site(tmp_path, {}, pager, Layout("drill", (), nodes=((0, 1, 2),)))
@@ -125,9 +125,5 @@ def test_by_an_outdated_fleet_file_a_monitor_finds_neither_black_boxes_nor_py_sp
         site.close()
     finally:
         pager.close()
-    (node,), (was,) = now.node, before.node
-    assert was.py_spy and not Path(was.py_spy).exists() and not node.py_spy
-    assert was.service[0].run_dir != node.service[0].run_dir == str(site.box(0).parent)
-    same = {"run_dir": node.service[0].run_dir}
-    assert was.service[0].model_copy(update=same) == node.service[0]
-    assert before.model_copy(update={"node": ()}) == now.model_copy(update={"node": ()})
+    assert (now.engine, before.engine) == ("lastbatch", "sglang")
+    assert before.model_copy(update={"engine": now.engine}) == now
