@@ -94,7 +94,7 @@ def capture(
     fleet_path: str = typer.Option("fleet.toml", "--fleet", help="The fleet file."),
     deployment: str = typer.Option("", "--deployment", help="Which deployment. [default: the only one]"),
     reason: str = typer.Option("on demand", "--reason", help="Kept in the bundle."),
-    budget_s: float = typer.Option(60.0, "--budget-s", help="What all probes may take together, in seconds."),
+    budget_s: float = typer.Option(60.0, "--budget-s", min=1.0, max=3600.0, help="What all probes may take together, in seconds."),
     native: bool = typer.Option(False, "--native", help="Also take native stacks, which pauses every process."),
     bundle_dir: str = typer.Option("", "--bundle-dir", help="Where to put it. [default: where the fleet file says]"),
     include_prompts: bool = typer.Option(False, "--include-prompts", help="Keep prompts and answers that stand in logs: people's words."),

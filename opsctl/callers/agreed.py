@@ -8,6 +8,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from monitors.fleet import Caller, answer_class
+from opsctl.callers.request import shape_of
+
+ANYBODY = "*"
+"""In the place of a name: the callers that are not named themselves, see ``parse``."""
+CONSTRAINED = ("json", "grammar", "forced_tool")
+EXPECTED = "expected"
+"""In the place of a class: what the fleet file expects of the caller."""
 
 
 class Agreed(msgspec.Struct, frozen=True):
@@ -26,16 +33,22 @@ class AgreedError(ValueError):
 
 
 def parse(texts: Sequence[str], review_by: str, callers: Sequence[Caller], today: datetime.date | None = None) -> dict[str, Agreed]:
-    """``--expect-change NAME=CLASS`` with ``--review-by DATE``. Raises AgreedError."""
-    found = {}
-    names = [caller.name for caller in callers]
+    """``--expect-change NAME=CLASS`` with ``--review-by DATE``; ``today`` is by UTC. Raises AgreedError.
+
+    ``*=expected`` stands for every caller that is never sent (nobody would see that it gets again what it should), ``*=http
+    400`` for every one that sends constrained requests; a plain question that gets 400 is never agreed to in passing."""
+    found: dict[str, Agreed] = {}
+    by_name = {caller.name: caller for caller in callers}
+    names = list(by_name)
+    today = today or datetime.datetime.now(datetime.UTC).date()
     for text in texts:
         name, equals, to = text.partition("=")
-        if not equals or name not in names:
+        if not equals or name not in (*names, ANYBODY):
             known = f"; callers are {', '.join(names)}" if names else "; the fleet file names no callers"
             raise AgreedError(f"--expect-change {text}: write NAME=CLASS, NAME being a caller of the fleet file{known}")
         try:
-            answer_class(to)
+            if to != EXPECTED:
+                answer_class(to)
         except ValueError as error:
             raise AgreedError(f"--expect-change {text}: {error}") from error
         if not review_by:
@@ -44,10 +57,24 @@ def parse(texts: Sequence[str], review_by: str, callers: Sequence[Caller], today
             day = datetime.date.fromisoformat(review_by)
         except ValueError as error:
             raise AgreedError(f"--review-by {review_by}: {error}; write YYYY-MM-DD") from error
-        if day < (today or datetime.date.today()):
-            raise AgreedError(f"--review-by {review_by}: is past; give the day by which somebody will have looked again")
-        found[name] = Agreed(to, review_by, "--expect-change")
+        if day < today:
+            raise AgreedError(f"--review-by {review_by}: is past (UTC: {today}); give the day by which somebody will have looked again")
+        if name == ANYBODY:
+            if anybody_not(to):
+                raise AgreedError(f"--expect-change {text}: {anybody_not(to)}")
+            meant = [one for one in callers if (one.probe == "never-live" if to == EXPECTED else shape_of(one.request) in CONSTRAINED)]
+            others = {one.name: Agreed(one.expect if to == EXPECTED else to, review_by, "--expect-change") for one in meant}
+            found = {**others, **found}
+        else:
+            found[name] = Agreed(by_name[name].expect if to == EXPECTED else to, review_by, "--expect-change")
     return found
+
+
+def anybody_not(to: str) -> str:
+    """Why a class cannot be agreed to for callers that are not named; empty when it can."""
+    if to == EXPECTED or to.startswith("http "):
+        return ""
+    return f'callers that are not named can get what is {EXPECTED} of them, or a refusal such as "http 400", not {to!r}'
 
 
 def all_of(callers: Sequence[Caller], more: Mapping[str, Agreed]) -> dict[str, Agreed]:

@@ -27,6 +27,7 @@ DEPLOYMENT = typer.Option("", "--deployment", help="Which deployment. [default: 
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
 _QUIET_S = 1.0
 _SAY_EVERY_S = 60.0
+_YEAR_S = 366 * 86_400.0
 
 
 @app.command()
@@ -34,7 +35,8 @@ def record(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
     never_live: bool = typer.Option(False, "--never-live", help="Also the requests that must not be sent beside live traffic. Refused "
                                                                  "while somebody else is served."),
-    deadline_s: float = typer.Option(120.0, "--deadline-s", help="What one answer may take, in seconds."), as_json: bool = JSON,
+    deadline_s: float = typer.Option(120.0, "--deadline-s", min=0.1, max=3600.0, help="What one answer may take, in seconds."),
+    as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Ask each caller's request once and keep the class of its answer, for rollouts to compare with."""
     session: Session = context.obj
@@ -74,10 +76,13 @@ def _busy(api: Api, engine: str) -> bool:
 @app.command()
 def watch(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
-    for_s: float = typer.Option(0.0, "--for", show_default=False, help="Leave after so many seconds. [default: never]"),
-    window_s: float = typer.Option(600.0, "--window-s", help="Over how long the requests that come are held against the rate of before."),
-    every_s: float = typer.Option(15.0, "--every-s", help="How often the access log is read."),
-    probe_s: float = typer.Option(60.0, "--probe-every-s", help="How often a nonce goes through each client's own path. 0: never."),
+    for_s: float = typer.Option(0.0, "--for", min=0.0, max=_YEAR_S, show_default=False,
+                                   help="Leave after so many seconds. [default: never]"),
+    window_s: float = typer.Option(600.0, "--window-s", min=1.0, max=_YEAR_S,
+                                      help="Over how long the requests that come are held against the rate of before."),
+    every_s: float = typer.Option(15.0, "--every-s", min=0.05, max=_YEAR_S, help="How often the access log is read."),
+    probe_s: float = typer.Option(60.0, "--probe-every-s", min=0.0, max=_YEAR_S,
+                                     help="How often a nonce goes through each client's own path. 0: never."),
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Watch that clients still ask here, at the rates recorded before the last rollout, and that their own path leads here.

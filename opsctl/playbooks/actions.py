@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl import commandline
@@ -23,6 +24,7 @@ class Place:
     api: str = "http://127.0.0.1:30000"
     api_key_file: str = ""
     env: Mapping[str, str] | None = None  # of the commands; None: this process's own
+    today: datetime.date = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).date())
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -33,7 +35,8 @@ def words(step: Step, place: Place, playbook: str) -> list[str]:
     """The command of a ``run``, ``rollout``, ``load`` or ``repro`` step as one would type it. Raises ValueError for an unknown variable."""
     where = ["--fleet", place.fleet, "--deployment", place.deployment]
     if step.rollout is not None:
-        return ["opsctl", "rollout", "apply", *where, *_change(step.rollout), "--reason", f"playbook {playbook}", "--yes", "--json"]
+        changes = _change(step.rollout, place.today)
+        return ["opsctl", "rollout", "apply", *where, *changes, "--reason", f"playbook {playbook}", "--yes", "--json"]
     if step.load is not None:
         key = ["--api-key-file", place.api_key_file] if place.api_key_file else []
         return ["opsctl", "load", "run", "--url", place.api, *key, *_flags(step.load), "--json"]
@@ -57,13 +60,16 @@ def executable(command: list[str]) -> list[str]:
     return [sys.executable, "-m", module, *command[1:]] if module else command
 
 
-def _change(change: Change) -> list[str]:
+def _change(change: Change, today: datetime.date) -> list[str]:
     found: list[str] = []
     for edit in change.edits():
         found += ["--unset", edit.flag] if edit.unset else ["--set", edit.flag if edit.value is None else f"{edit.flag}={edit.value}"]
     for name, value in change.env.items():
         found += ["--env", f"{name}={value}"]
-    return [*found, *(["--incident"] if change.incident else [])]
+    for option, value in change.options(today).items():
+        for one in value if isinstance(value, list) else [value]:
+            found += [option] if one is True else [option, str(one)]
+    return found
 
 
 def _flags(given: Mapping[str, Any]) -> list[str]:

@@ -6,18 +6,23 @@ order, what undoes it. What each probe measures is in ``probes.py``, what each n
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from monitors.exit_codes import ExitCode
+from monitors.fleet import answer_class
 from monitors.judge.verdict import Class
+from opsctl.callers import agreed
 from opsctl.repro.experiment import Experiment
 from opsctl.rollout import flags
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 Approval = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*$")]
+LONGEST_S = 7 * 86400.0  # of a rollout's own times; the same as its deadlines have
+_CHANGING = ("set", "unset", "env", "overlay", "remove_overlay", "image", "package", "model", "unit_file")
 ACTIONS = ("run", "rollout", "load", "repro", "fault", "page")
 
 
@@ -52,12 +57,29 @@ class Expectation(_Table):
 
 
 class Change(_Table):
-    """A change of flags and environment, as ``opsctl rollout apply`` takes it."""
+    """A change, as ``opsctl rollout apply`` takes it. Files are named by absolute paths: whoever runs it may stand anywhere."""
 
     set: dict[str, Any] = Field(default_factory=dict)  # flag to value; true for a flag without one
     unset: tuple[str, ...] = ()  # flags that go
     env: dict[str, str] = Field(default_factory=dict)  # variables of the service's environment
+    overlay: tuple[str, ...] = ()  # FILE=TARGET: files mounted over others
+    remove_overlay: tuple[str, ...] = ()  # targets whose overlay goes
+    image: str = ""  # of the container that the unit runs
+    package: str = ""  # a folder: another environment to run the program from
+    model: str = ""  # another model
+    unit_file: tuple[str, ...] = ()  # [UNIT=]FILE: other systemd unit files
     incident: bool = False  # go by the recorded baseline: the server is down or wedged
+    allow_red: bool = False  # go on although what runs now fails its proof
+    no_revert_target: bool = False  # go on although no verified configuration is known
+    boot_deadline_s: float | None = Field(default=None, gt=0, le=LONGEST_S)  # a start that is not ready by then has failed
+    stable_s: float | None = Field(default=None, ge=0, le=LONGEST_S)  # how long it must hold before the commit
+    lease_s: float | None = Field(default=None, gt=0, le=LONGEST_S)  # how long opsctl may be silent before each node reverts
+    hold_s: float | None = Field(default=None, gt=0, le=LONGEST_S)  # how long a held rollout waits for a person
+    failure_budget: int | None = Field(default=None, ge=0)  # so many replicas may fail their proof and are started once more
+    throughput_allowance_pct: float | None = Field(default=None, ge=0, lt=100)  # speed is measured; a loss above it fails
+    expect_change: dict[str, str] = Field(default_factory=dict)  # caller (or *) to the class that its answers may become (or expected)
+    review_by: datetime.date | None = None  # of expect_change: somebody is paged when nobody has looked again by that day
+    review_in_days: int | None = Field(default=None, gt=0, le=366)  # the same, counted from the day on which it is run
 
     @field_validator("set")
     @classmethod
@@ -67,10 +89,39 @@ class Change(_Table):
                 raise ValueError(f"{flag}: {given!r} is no value of a flag; write true for a flag without one, or name it under unset")
         return value
 
+    @field_validator("overlay")
+    @classmethod
+    def _mounts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            file, _, target = one.partition("=")
+            if not (file.startswith("/") and target.startswith("/")):
+                raise ValueError(f"{one}: write FILE=TARGET, both absolute paths")
+        return value
+
+    @field_validator("unit_file")
+    @classmethod
+    def _units(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not one.rpartition("=")[2].startswith("/"):
+                raise ValueError(f"{one}: write FILE or UNIT=FILE, the file an absolute path")
+        return value
+
+    @field_validator("expect_change")
+    @classmethod
+    def _answers(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, to in value.items():
+            if to != agreed.EXPECTED:
+                answer_class(to)
+            if name == agreed.ANYBODY and (wrong := agreed.anybody_not(to)):
+                raise ValueError(f"{name}: {wrong}")
+        return value
+
     @model_validator(mode="after")
     def _something(self) -> Change:
-        if not (self.set or self.unset or self.env):
-            raise ValueError("changes nothing; give set, unset or env")
+        if not any(getattr(self, key) for key in _CHANGING):
+            raise ValueError(f"changes nothing; give {', '.join(_CHANGING[:-1])} or {_CHANGING[-1]}")
+        if bool(self.expect_change) != ((self.review_by is None) != (self.review_in_days is None)):
+            raise ValueError("expect_change goes with one of review_by and review_in_days: the day by which somebody has looked again")
         try:
             self.edits()
         except flags.EditError as error:
@@ -81,6 +132,20 @@ class Change(_Table):
         """In the order in which a rollout makes them: first what goes, then what comes."""
         gone = (flags.parse_unset(flag) for flag in self.unset)
         return (*gone, *(flags.parse_set(flag if value is True else f"{flag}={value}") for flag, value in self.set.items()))
+
+    def options(self, today: datetime.date) -> dict[str, Any]:
+        """What is said beside flags and variables, by the option of ``opsctl rollout apply``: a list for one that may be
+        repeated, true for one without a value."""
+        day = self.review_by or (today + datetime.timedelta(days=self.review_in_days) if self.review_in_days else None)
+        found = {
+            "--overlay": list(self.overlay), "--remove-overlay": list(self.remove_overlay), "--image": self.image,
+            "--package": self.package, "--model": self.model, "--unit-file": list(self.unit_file), "--incident": self.incident,
+            "--allow-red": self.allow_red, "--no-revert-target": self.no_revert_target, "--boot-deadline-s": self.boot_deadline_s,
+            "--stable-s": self.stable_s, "--lease-s": self.lease_s, "--hold-s": self.hold_s, "--failure-budget": self.failure_budget,
+            "--throughput-allowance": self.throughput_allowance_pct,
+            "--expect-change": [f"{name}={to}" for name, to in self.expect_change.items()], "--review-by": day.isoformat() if day else "",
+        }  # fmt: skip
+        return {option: value for option, value in found.items() if value is not None and value is not False and value not in ("", [])}
 
 
 class Step(_Table):
@@ -161,6 +226,13 @@ class Drill(_Table):
     targets: Targets = Targets()
     every_days: int = Field(default=90, gt=0)
 
+    @field_validator("by_hand")
+    @classmethod
+    def _flags_alone(cls, value: Change | None) -> Change | None:
+        if value is not None and (more := sorted(value.model_fields_set - {"set", "unset", "env"})):
+            raise ValueError(f"{', '.join(more)}: a change by hand is one of set, unset and env")
+        return value
+
     @field_validator("verdicts", "also")
     @classmethod
     def _classes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -226,6 +298,6 @@ def change(playbook: Playbook) -> Change:
 
 
 def edits(playbook: Playbook) -> Sequence[flags.Edit]:
-    """The edits of a ``kind: rollout`` playbook, for ``opsctl rollout apply --playbook``; its environment and whether it is
-    for an incident are in ``change(playbook)``. Raises ValueError for another kind."""
+    """The edits of a ``kind: rollout`` playbook, for ``opsctl rollout apply --playbook``; what it says beside them is in
+    ``change(playbook)``. Raises ValueError for another kind."""
     return change(playbook).edits()

@@ -16,6 +16,7 @@ from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
 from opsctl.library import Shelf
 from opsctl.rollout import boots, plantext, standing, survey
+from opsctl.rollout.deadlines import MOST_S
 from opsctl.rollout.desk import Desk
 from opsctl.rollout.options import Options, changing
 from opsctl.rollout.pager import UrlPager
@@ -45,7 +46,9 @@ FLEET = typer.Option("fleet.toml", "--fleet", help="The fleet file.")
 DEPLOYMENT = typer.Option("", "--deployment", help="Which deployment. [default: the only one]")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
 REASON = typer.Option("", "--reason", help="Why; kept in the journal.")
-LOCK_WAIT = typer.Option(0.0, "--lock-wait", metavar="SECONDS", help="Wait so long for another rollout to end, instead of exit status 6.")
+LOCK_WAIT = typer.Option(
+    0.0, "--lock-wait", metavar="SECONDS", min=0.0, max=MOST_S, help="Wait so long for another rollout to end, instead of exit status 6."
+)
 ATTENDED = typer.Option(
     False, "--attended", help="Somebody watches: hold what cannot be told, instead of reverting. [default: on a terminal]"
 )
@@ -85,7 +88,8 @@ def _plan_data(made: Plan) -> dict[str, Any]:
 
 
 def _finished(session: Session, command: str, result: Result, as_json: bool) -> None:
-    errors = () if result.exit_code is ExitCode.DONE else (Problem(str(result.state), result.why, where=result.deployment),)
+    good = result.exit_code is ExitCode.DONE or result.as_ordered
+    errors = () if good else (Problem(str(result.state), result.why, where=result.deployment),)
     session.show(Answer(command, result.data(), result.text(), result.exit_code, errors), as_json=as_json)
 
 
@@ -153,7 +157,10 @@ def abort(
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """End a rollout that is open: back to the last verified configuration, and prove it. Not for one that was committed:
-    that is changed back by another rollout."""
+    that is changed back by another rollout.
+
+    Exit status: 3 reverted as ordered and verified, 0 it had been decided as committed before, 4 stuck (look now), 2 none is open.
+    """
     session: Session = context.obj
     with _desk(session, fleet_path, deployment, lock_wait) as (desk, _):
         _finished(session, "rollout abort", desk.abort(reason), as_json)
@@ -162,7 +169,8 @@ def abort(
 @app.command()
 def verify(
     context: typer.Context, fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
-    stable: float | None = typer.Option(None, "--stable-s", help="How long it must have held. [default: the fleet file's stable_s]"),
+    stable: float | None = typer.Option(None, "--stable-s", metavar="SECONDS", min=0.0, max=MOST_S,
+                                        help="How long it must have held. [default: the fleet file's stable_s]"),
     lock_wait: float = LOCK_WAIT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Prove what runs now, and record it as what a revert goes back to.

@@ -250,7 +250,7 @@ class Desk:
                 raise Refused(ExitCode.USAGE, f"rollout {last.id} was planned and changed nothing, so there is nothing to abort")
             guard = self._unfinished(False)
             self._sign(guard.course.journal, "abort", why)
-            return guard.abort(why or f"aborted by {self._who['user']}")
+            return guard.abort(f"aborted as ordered by {self._who['user']}{f': {why}' if why else ''}")
 
     def put_back(self, rollout: str) -> str:
         """By a dead-man of this machine, for the rollout that it reverted: see ``Drains.put_back``."""

@@ -96,12 +96,12 @@ class Guard:
         return self._run(lambda: self._forward(State.proving if state is State.held else state))
 
     def abort(self, why: str) -> Result:
-        """Back to the last verified configuration."""
-        return self._run(lambda: self._revert(why))
+        """Back to the last verified configuration, because somebody said so."""
+        return self._run(lambda: self._revert(why), ordered=True)
 
     # Forward.
 
-    def _run(self, way: Callable[[], State]) -> Result:
+    def _run(self, way: Callable[[], State], *, ordered: bool = False) -> Result:
         why, interrupted = "", False
         try:
             state = way()
@@ -118,7 +118,8 @@ class Guard:
         moments = self.course.moments
         result = Result(id=self.course.journal.id, deployment=self._target.name, state=state, why=why, edits=self._plan.edits,
                         checks=tuple(self._checks), revert_checks=tuple(self._retreat.checks), page=self.course.page,
-                        moments=moments, without_service_s=without_service(moments), interrupted=interrupted)  # fmt: skip
+                        moments=moments, without_service_s=without_service(moments), interrupted=interrupted,
+                        ordered=ordered)  # fmt: skip
         self.course.note(state, why, "result", result=result.text(), exit_code=int(result.exit_code), page_sent=result.page.sent)
         return result
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,10 +17,11 @@ from monitors.fleet import Caller
 from opsctl.callers import agreed
 from opsctl.library import Shelf
 from opsctl.rollout import document, flags, wish
-from opsctl.rollout.deadlines import Asked
+from opsctl.rollout.deadlines import MOST_S, Asked
 from opsctl.rollout.wish import Wish
 
 _List = list[str]
+_SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.001, "max": MOST_S}
 # Help panels would need rich markup; the order here is the order of --help.
 
 
@@ -44,14 +46,17 @@ class Options:
                                              "Repeatable.")]  # fmt: skip
     playbook: Annotated[str, typer.Option("--playbook", metavar="NAME", help="The change that a playbook's rollout step describes, by name "
                                           "(opsctl playbook list) or file; what is given beside it comes after it.")]  # fmt: skip
-    boot: Annotated[float | None, typer.Option("--boot-deadline-s", help="A start that is not ready by then has failed. [default: from "
-                                               "recorded boots, at most the fleet file's boot_deadline_s]")]  # fmt: skip
-    stable: Annotated[float | None, typer.Option("--stable-s", help="How long it must hold before the commit. [default: the fleet file's]")]
-    lease: Annotated[float, typer.Option("--lease-s", help="Each node reverts by itself when this command is silent for so long.")]
-    hold: Annotated[float | None, typer.Option("--hold-s", help="How long a held rollout waits for resume or abort. [default: the fleet "
-                                               "file's, 3600]")]  # fmt: skip
-    budget: Annotated[int, typer.Option("--failure-budget", metavar="N", help="Of several replicas so many may fail their proof and are "
-                                        "started once more; one more, or the first replica, and everything reverts.")]  # fmt: skip
+    boot: Annotated[float | None, typer.Option("--boot-deadline-s", **_SECONDS, help="A start that is not ready by then has failed. "
+                                               "[default: from recorded boots, at most the fleet file's boot_deadline_s]")]  # fmt: skip
+    stable: Annotated[float | None, typer.Option("--stable-s", **{**_SECONDS, "min": 0.0}, help="How long it must hold before the commit. "
+                                                 "[default: the fleet file's]")]  # fmt: skip
+    lease: Annotated[float | None, typer.Option("--lease-s", **_SECONDS, help="Each node reverts by itself when this command is silent for "
+                                                "so long. [default: 60]")]  # fmt: skip
+    hold: Annotated[float | None, typer.Option("--hold-s", **_SECONDS, help="How long a held rollout waits for resume or abort. "
+                                               "[default: the fleet file's, 3600]")]  # fmt: skip
+    budget: Annotated[int | None, typer.Option("--failure-budget", metavar="N", min=0, help="Of several replicas so many may fail "
+                                               "their proof and are started once more; one more, or the first replica, and everything "
+                                               "reverts. [default: 0]")]  # fmt: skip
     incident: Annotated[bool, typer.Option("--incident", help="The server is down or wedged: go by the recorded baseline instead of a live "
                                            "one.")]  # fmt: skip
     allow_red: Annotated[bool, typer.Option("--allow-red", help="Go on although what runs now fails its proof.")]
@@ -59,30 +64,50 @@ class Options:
                                                    "then goes back to what is configured now, good or bad.")]  # fmt: skip
     reason: Annotated[str, typer.Option("--reason", help="Why; kept in the journal and shown by history.")]
     expect: Annotated[_List, typer.Option("--expect-change", metavar="NAME=CLASS", help="A caller of the fleet file whose answers are "
-                                          'meant to change, and to what: text, json, tool_call, "http 400". Repeatable.')]  # fmt: skip
-    review: Annotated[str, typer.Option("--review-by", metavar="YYYY-MM-DD", help="By when somebody must have looked at --expect-change "
-                                        "again.")]  # fmt: skip
-    allowance: Annotated[float | None, typer.Option("--throughput-allowance", metavar="PCT", help="Measure speed before and after; a loss "
-                         "above this fails. Off unless given here or in the fleet file: it is a load beside live traffic, takes minutes, "
-                         "and says nothing on a machine that is busy with others.")]  # fmt: skip
+                                          'meant to change, and to what: text, json, tool_call, "http 400", or expected (what the fleet '
+                                          "file expects of it). *=expected: all that are never sent; *=\"http 400\": all that send "
+                                          "constrained requests. Repeatable.")]  # fmt: skip
+    review: Annotated[str, typer.Option("--review-by", metavar="YYYY-MM-DD", help="By when (UTC) somebody must have looked at "
+                                        "--expect-change again.")]  # fmt: skip
+    allowance: Annotated[float | None, typer.Option("--throughput-allowance", metavar="PCT", min=0.0, max=99.99, help="Measure speed "
+                         "before and after; a loss above this fails. Off unless given here or in the fleet file: it is a load beside live "
+                         "traffic, takes minutes, and says nothing on a machine that is busy with others.")]  # fmt: skip
 
     def wish(self, callers: Sequence[Caller], shelf: Shelf, *, attended: bool) -> Wish:
         """``shelf``: where playbooks are looked for. Raises BadParameter with the option that cannot be used."""
+        today = datetime.datetime.now(datetime.UTC).date()
         try:
-            told = document.change(self.playbook, shelf) if self.playbook else document.Change("", (), {}, False)
+            told = document.change(self.playbook, shelf, today) if self.playbook else document.Change()
+            all_ = self._after(told.options)
             env = {**told.env, **dict(flags.parse_env(text) for text in self.env)}
+            times = Asked(all_.boot, all_.stable, Asked.lease_s if all_.lease is None else all_.lease, all_.hold)
             return Wish(
-                (*told.edits, *wish.edits_of(self.set_, self.unset)), env, wish.overlays_of(self.overlay),
-                tuple(self.remove_overlay), self.image, self.package, self.model, Asked(self.boot, self.stable, self.lease, self.hold),
-                self.incident or told.incident, self.allow_red, self.no_revert_target, attended,
+                (*told.edits, *wish.edits_of(self.set_, self.unset)), env, wish.overlays_of(all_.overlay),
+                tuple(all_.remove_overlay), all_.image, all_.package, all_.model, times,
+                all_.incident, all_.allow_red, all_.no_revert_target, attended,
                 self.reason or (f"playbook {told.name}" if told.name else ""),
-                agreed.parse(self.expect, self.review, callers), self.allowance, wish.unit_files_of(self.unit_file), self.budget,
+                agreed.parse(all_.expect, all_.review, callers, today), all_.allowance, wish.unit_files_of(all_.unit_file),
+                all_.budget or 0,
             )  # fmt: skip
         except (flags.EditError, agreed.AgreedError) as error:
             raise typer.BadParameter(str(error)) from error
 
+    def _after(self, told: Mapping[str, Any]) -> Options:
+        """These options with those of a playbook before them, by name: what repeats is joined, else what is given here counts."""
+        found: dict[str, Any] = {}
+        for name, hint in typing.get_type_hints(Options, include_extras=True).items():
+            said = told.get(_word(typing.get_args(hint)[1]))
+            if said is not None:
+                own = getattr(self, name)
+                found[name] = [*said, *own] if isinstance(own, list) else said if own is None or own is False or own == "" else own
+        return dataclasses.replace(self, **found)
 
-_DEFAULTS: dict[str, Any] = {"boot": None, "stable": None, "lease": 60.0, "hold": None, "allowance": None, "budget": 0}
+
+def _word(option: Any) -> str:
+    """What is typed for it. In an annotation typer takes the first word for the default, and mends that later."""
+    return next(word for word in (option.default, *option.param_decls) if isinstance(word, str) and word.startswith("--"))
+
+
 _EMPTY: dict[Any, Any] = {_List: [], str: "", bool: False}
 
 
@@ -92,7 +117,7 @@ def changing(command: Callable[..., None]) -> Callable[..., None]:
     hints = typing.get_type_hints(Options, include_extras=True)
     added = [
         inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name],
-                          default=_DEFAULTS.get(one.name, _EMPTY.get(typing.get_args(hints[one.name])[0])))
+                          default=_EMPTY.get(typing.get_args(hints[one.name])[0]))
         for one in dataclasses.fields(Options)
     ]  # fmt: skip
 

@@ -31,7 +31,7 @@ class Page(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """``moments``: seconds since the rollout began, by name; ``without_service_s`` lies between the stop of the
-    group and its first good answer after it (None: it gave none)."""
+    group and its first good answer after it (None: it gave none). ``ordered``: an abort was what somebody asked for."""
 
     id: str
     deployment: str
@@ -44,6 +44,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     moments: dict[str, float]
     without_service_s: float | None
     interrupted: bool = False
+    ordered: bool = False
+
+    @property
+    def as_ordered(self) -> bool:
+        """Whether somebody told it to go back, and it did."""
+        return self.ordered and self.state is State.reverted
 
     @property
     def exit_code(self) -> ExitCode:
@@ -57,7 +63,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return {**found, "page_sent": self.page.sent, "exit_code": int(self.exit_code)}
 
     def text(self) -> str:
-        lines = [f"rollout {self.id} of {self.deployment}: {self.state}{f' ({self.why})' if self.why else ''}"]
+        ended = "reverted as ordered, and the revert is verified" if self.as_ordered else self.state
+        lines = [f"rollout {self.id} of {self.deployment}: {ended}{f' ({self.why})' if self.why else ''}"]
         for title, checks in (("", self.checks), ("revert ", self.revert_checks)):
             lines += [f"  {title + check.name:<20} {check.outcome:<12} {check.evidence}" for check in checks]
         for check in self.checks:

@@ -29,7 +29,7 @@ JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
 INVOCATION = typer.Option("", "--invocation", help="Of which start. [default: the last]")
 FLEET = typer.Option("fleet.toml", "--fleet", help="The fleet file.")
 DEPLOYMENT = typer.Option("", "--deployment", help="Which deployment. [default: the only one]")
-DEADLINE = typer.Option(720.0, "--deadline-s", help="How long to wait for it, in seconds.")
+DEADLINE = typer.Option(720.0, "--deadline-s", min=0.1, max=86_400.0, help="How long to wait for it, in seconds.")
 
 
 def _service(session: Session, services: str, name: str) -> EmbeddedService:

@@ -8,10 +8,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from opsctl import cli
+from opsctl import cli, commandline
 from opsctl.service.embedded import EmbeddedService
 from tests.opsctl.site import Ran, Site, wait_until
 
@@ -140,3 +141,25 @@ def test_a_capture_on_demand_is_a_bundle_with_its_verdict(make_site: type[Site])
     data = json.loads(out.getvalue())["data"]
     assert (Path(data["bundle"]) / "manifest.json").is_file()
     assert data["verdict"] and data["runbook"].startswith("runbooks/")
+
+
+def _options(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _options(below, f"{path} {name}")
+    yield from ((path, option) for option in command.params)
+
+
+def test_every_number_of_a_command_line_has_a_least_so_that_none_below_zero_is_taken() -> None:
+    free = [f"{path} {option.opts[0]}" for path, option in _options(commandline.programs()["opsctl"], "opsctl")
+            if option.type_descriptor.annotation in (int, float) and option.min is None]  # fmt: skip
+    assert free and all(one.endswith(" --seed") for one in free), free
+
+
+@pytest.mark.parametrize("words", [("rollout", "plan", "--throughput-allowance", "-5"), ("rollout", "plan", "--throughput-allowance=200"),
+                                   ("rollout", "apply", "--lease-s", "0"), ("rollout", "verify", "--stable-s", "-1"),
+                                   ("rollout", "abort", "--lock-wait", "-1"), ("capture", "--budget-s", "-3"),
+                                   ("rollout", "plan", "--throughput-allowance", "nan")])  # fmt: skip
+def test_a_number_out_of_range_is_refused_by_the_name_of_its_option(words: tuple[str, ...], tmp_path: Path) -> None:
+    ran = opsctl({"XDG_STATE_HOME": str(tmp_path)}, *words, "--json")
+    option = next(word.partition("=")[0] for word in words if word.startswith("--"))
+    assert ran.code == 2 and option in ran.errors[0]["message"], ran

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
 
+from opsctl import commandline
 from opsctl.library import NotFound, Shelf
-from opsctl.playbooks import lint, needs
+from opsctl.playbooks import actions, lint, needs
+from opsctl.playbooks.actions import Place
 from opsctl.playbooks.document import PlaybookError, parse
 from opsctl.playbooks.schema import change, edits
 from opsctl.rollout.flags import Edit
@@ -58,6 +61,69 @@ def test_a_rollout_playbook_gives_its_edits_and_another_kind_says_how_to_run_it(
     assert change(found).env == {"A": "1"} and not change(found).incident
     with pytest.raises(ValueError, match="opsctl playbook run respond-to-wedge"):
         edits(lint.read(PACKAGED["respond-to-wedge"]).playbook)
+
+
+WHOLE = GOOD.replace(
+    'env: {A: "1"}',
+    """env: {A: "1"}
+      overlay: [/srv/patched.py=/opt/engine/sampler.py]
+      remove_overlay: [/opt/engine/old.py]
+      image: registry/lastbatch:2
+      package: /opt/engine-2
+      model: /models/b
+      unit_file: [/srv/flash.service, router.service=/srv/router.service]
+      allow_red: true
+      no_revert_target: true
+      boot_deadline_s: 300
+      stable_s: 0
+      lease_s: 30
+      hold_s: 600
+      failure_budget: 1
+      throughput_allowance_pct: 5
+      expect_change: {scan: http 400, "*": expected}
+      review_in_days: 30""",
+)
+
+
+def test_a_playbook_says_whatever_a_rollout_can_be_told(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(WHOLE)
+    assert lint.problems(tmp_path / "good.yaml") == []
+    step = parse(WHOLE, "good.yaml").playbook.method[0]
+    said = actions.words(step, Place("f", "d", today=datetime.date(2026, 11, 30)), "good")
+    given = " ".join(said)
+    for option in commandline.programs()["opsctl"].commands["rollout"].commands["plan"].params:
+        word = option.opts[0]
+        if word not in ("--playbook", "--reason", "--json", "--incident"):
+            assert word in said, f"a playbook cannot say {word}"
+    assert "--unit-file /srv/flash.service --unit-file router.service=/srv/router.service" in given
+    assert "--expect-change scan=http 400 --expect-change *=expected --review-by 2026-12-30" in given
+    assert "--stable-s 0.0" in given and "--allow-red --no-revert-target" in given
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("=/opt/engine/sampler.py", "=sampler.py", "rollout.overlay: /srv/patched.py=sampler.py: write FILE=TARGET, both absolute"),
+        ("[/srv/flash.service,", "[flash.service,", "rollout.unit_file: flash.service: write FILE or UNIT=FILE, the file an absolute path"),
+        ("scan: http 400", "scan: html", '"html" is no expectation; use "text"'),
+        ('"*": expected', '"*": json', "*: callers that are not named can get what is expected of them, or a refusal"),
+        ("      review_in_days: 30", "", "expect_change goes with one of review_by and review_in_days"),
+        ("review_in_days: 30", "review_in_days: 30\n      review_by: 2030-01-01", "expect_change goes with one of review_by"),
+        ("throughput_allowance_pct: 5", "throughput_allowance_pct: -5", "throughput_allowance_pct: -5: Input should be greater than"),
+        ("lease_s: 30", "lease_s: .nan", "lease_s: nan: Input should be"),
+        ("failure_budget: 1", "failure_budgets: 1", 'unknown key; did you mean "failure_budget"?'),
+    ],
+)
+def test_what_is_wrong_in_a_change_is_named(old: str, new: str, says: str) -> None:
+    assert old in WHOLE
+    assert any(says in line for line in told(WHOLE.replace(old, new, 1))), told(WHOLE.replace(old, new, 1))
+
+
+def test_a_change_by_hand_is_one_of_flags_and_variables() -> None:
+    text = PACKAGED["drill-crash-loop"].read_text()
+    assert "  by_hand:\n" in text
+    wrong = text.replace("  by_hand:\n", "  by_hand:\n    model: /m\n")
+    assert any("model: a change by hand is one of set, unset and env" in line for line in told(wrong, "drill-crash-loop"))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,10 @@ def test_a_rank_that_cannot_be_read_is_held_for_an_operator_and_reverted_without
     assert told.startswith("HELD, it could not be told: ranks: ") and "goes back by itself at" in told
     assert site.apply("--set", "page-size=32").code == 6
     again = site.rollout("abort", "--reason", "enough seen")
-    assert again.code == 3, again.err
+    assert again.code == 3 and again.errors == [] and again.data["ordered"], again.err
+    assert again.data["why"].startswith("aborted as ordered by ") and again.data["why"].endswith(": enough seen")
+    shown = site.rollout("show").data["entries"][-1]["data"]["result"]
+    assert "reverted as ordered, and the revert is verified (aborted as ordered by " in shown
     assert all("--no-box" not in args for args in site.running)
 
 

@@ -169,6 +169,13 @@ def test_a_change_may_come_from_a_playbook_with_one_rollout_step(make_site: Make
     ran = site.rollout("plan", "--playbook", str(path), "--set", "max-queued-requests=9")
     assert ran.code == 0, ran.out
     assert "+--page-size 32\n+--max-queued-requests 9\n+A=b" in ran.data["diff"] and ran.data["reason"] == "playbook larger-pages"
+    path.write_text(head + step.replace("env: {A: b}", "stable_s: 7, hold_s: 900, failure_budget: 1, model: /nowhere"))
+    ran = site.rollout("plan", "--playbook", str(path), "--failure-budget", "0", "--model", "", "--stable-s", "0")
+    assert ran.code == 2 and "/nowhere" in ran.errors[0]["message"], ran.out  # an empty name is none
+    path.write_text(head + step.replace("env: {A: b}", "stable_s: 7, hold_s: 900, failure_budget: 1"))
+    ran = site.rollout("plan", "--playbook", str(path), "--failure-budget", "0", "--stable-s", "0")
+    assert ran.code == 0, ran.out
+    assert (ran.data["times"]["stable_s"], ran.data["times"]["hold_s"]) == (0.0, 900.0), "what is given beside it counts, else its own"
     path.write_text(head + step + "  " + step.replace("name: change", "name: again"))
     ran = site.rollout("plan", "--playbook", str(path))
     assert ran.code == 2 and "one rollout step" in ran.errors[0]["message"]
