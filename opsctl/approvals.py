@@ -6,21 +6,22 @@ waited for; whoever agrees writes his name into it. A request whose asker is gon
 
 from __future__ import annotations
 
-import getpass
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from monitors import fleet
 from opsctl.pid import started
+from opsctl.rollout import operator
 
 
 class Request(msgspec.Struct):
-    """``answer`` is "" while it waits, then granted or refused, by ``by``."""
+    """``answer`` is "" while it waits, then granted or refused, by ``by``. ``of``: what asks, e.g. a step of a runbook."""
 
     id: str
     deployment: str
@@ -32,9 +33,16 @@ class Request(msgspec.Struct):
     until_unix_s: float
     answer: str = ""
     by: str = ""
+    of: str = ""
+    since_unix_s: float = 0.0
 
     def waits(self, now_unix_s: float) -> bool:
         return not self.answer and now_unix_s < self.until_unix_s and started(self.pid) == self.pid_started
+
+
+class Answered(NamedTuple):
+    granted: bool
+    by: str
 
 
 class NoSuchRequest(ValueError):
@@ -47,6 +55,7 @@ class Approvals:
     def __init__(self, env: Mapping[str, str], now: Callable[[], float] = time.time) -> None:
         self._folder = fleet.state_root(env) / "approvals"
         self._now = now
+        self._who = operator.who(env)["user"]
 
     def waiting(self) -> list[Request]:
         found = [self._read(path) for path in sorted(self._folder.glob("*.json"))]
@@ -58,16 +67,18 @@ class Approvals:
         if request is None:
             known = ", ".join(one.id for one in self.waiting())
             raise NoSuchRequest(f"nothing called {name} waits for an approval; {f'there is {known}' if known else 'nothing waits'}")
-        request.answer, request.by = "granted" if granted else "refused", getpass.getuser()
+        request.answer, request.by = "granted" if granted else "refused", self._who
         self._write(request)
         return request
 
-    def ask(self, deployment: str, kind: str, what: str, wait_s: float, talk: Callable[[str], None], poll_s: float = 0.2) -> str:
-        """Wait until somebody answers, at most ``wait_s``. Returns who agreed, empty when nobody did."""
+    def ask(self, deployment: str, kind: str, what: str, wait_s: float, talk: Callable[[str], None], *, of: str = "",
+            poll_s: float = 0.2) -> Answered | None:  # fmt: skip
+        """Wait until somebody answers, at most ``wait_s``. None when nobody did."""
         if wait_s <= 0:
-            return ""
-        pid = os.getpid()
-        request = Request(secrets.token_hex(3), deployment, kind, what, getpass.getuser(), pid, started(pid), self._now() + wait_s)
+            return None
+        pid, now = os.getpid(), self._now()
+        request = Request(secrets.token_hex(3), deployment, kind, what, self._who, pid, started(pid), now + wait_s, of=of,
+                          since_unix_s=now)  # fmt: skip
         self._write(request)
         talk(f"    waits at most {wait_s:g} s for: opsctl approve {request.id}")
         until = time.monotonic() + wait_s
@@ -76,9 +87,9 @@ class Approvals:
             while time.monotonic() < until:
                 found = self._read(path)
                 if found is not None and found.answer:
-                    return f"{found.by} by opsctl approve" if found.answer == "granted" else ""
+                    return Answered(found.answer == "granted", found.by)
                 time.sleep(poll_s)
-            return ""
+            return None
         finally:
             path.unlink(missing_ok=True)
 

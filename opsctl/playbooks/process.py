@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 GRACE_S = 60.0  # for opsctl, which reverts on SIGTERM
 SAY_EVERY_S = 8.0
+_HEAR_S = 0.2
 _KEPT_BYTES = 20_000
 
 
@@ -31,13 +32,18 @@ class Ran:
 
 
 def end_in(argv: Sequence[str], deadline_s: float, *, env: Mapping[str, str] | None = None,
-           talk: Callable[[str], None] = lambda text: None, grace_s: float = GRACE_S) -> Ran:  # fmt: skip
+           talk: Callable[[str], None] = lambda text: None, grace_s: float = GRACE_S,
+           heard: Callable[[str], None] | None = None) -> Ran:  # fmt: skip
     """Run it to its end, or end it: SIGTERM at the deadline, SIGKILL when the grace is over. ``talk`` hears every few
-    seconds how long it has been. An interrupt ends it the same way, then goes on."""
+    seconds how long it has been; ``heard`` gets each line that it writes, as it comes, instead. An interrupt ends it the same
+    way, then goes on."""
     begun = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        news = [_Lines(file.fileno(), heard) for file in (err, out)] if heard is not None else []
 
         def ran(code: int | None, why: str = "") -> Ran:
+            for one in news:
+                one.turn(last=True)
             texts = []
             for file in (out, err):
                 size = file.seek(0, os.SEEK_END)
@@ -58,9 +64,11 @@ def end_in(argv: Sequence[str], deadline_s: float, *, env: Mapping[str, str] | N
                     _end(process, grace_s)
                     return ran(None, f"not done after {deadline_s:g} s, and ended")
                 try:
-                    return ran(process.wait(min(left, 1.0)))
+                    return ran(process.wait(min(left, _HEAR_S if news else 1.0)))
                 except subprocess.TimeoutExpired:
-                    if time.monotonic() - said >= SAY_EVERY_S:
+                    for one in news:
+                        one.turn()
+                    if not news and time.monotonic() - said >= SAY_EVERY_S:
                         said = time.monotonic()
                         talk(f"{said - begun:.0f} s so far, {left:.0f} s left")
         except BaseException:
@@ -68,11 +76,33 @@ def end_in(argv: Sequence[str], deadline_s: float, *, env: Mapping[str, str] | N
             raise
 
 
+@dataclass
+class _Lines:
+    """What a process has written to a file since the last turn. Its own place in the file is not moved."""
+
+    fd: int
+    heard: Callable[[str], None]
+    at: int = 0
+    part: bytes = b""
+
+    def turn(self, *, last: bool = False) -> None:
+        while piece := os.pread(self.fd, 65_536, self.at):
+            self.at += len(piece)
+            *lines, self.part = (self.part + piece).split(b"\n")
+            for line in lines:
+                self.heard(line.decode(errors="replace"))
+        if last and self.part:
+            self.heard(self.part.decode(errors="replace"))
+
+
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(grace_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """A second interrupt ends the grace: nothing that was started is left."""
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

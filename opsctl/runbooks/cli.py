@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import re
 import secrets
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import typer
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
-from opsctl.approvals import Approvals, NoSuchRequest
+from opsctl.approvals import Approvals, NoSuchRequest, Request
 from opsctl.library import NotFound, Shelf
 from opsctl.playbooks.journal import utc
 from opsctl.playbooks.process import Ran, end_in
@@ -121,7 +123,7 @@ def run(
             not step.approval or step.approval in approve or approval_wait_s > 0))  # fmt: skip
         approvals = Approvals(session.env)
         decider = Allowed(frozenset(approve), frozenset(skip), who, lambda step, command: approvals.ask(
-            chosen.name, step.approval, command, approval_wait_s, session.talk))  # fmt: skip
+            chosen.name, step.approval, command, approval_wait_s, session.talk, of=f"runbook {book.name}, step {step.name}"))  # fmt: skip
     elif session.attended:
         decider = Asked(lambda question: _line(session, question), who, book.approvals, values)
     else:
@@ -130,7 +132,8 @@ def run(
     record = RunRecord(f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}", book.name, chosen.name, who, began)
     folder = fleet.state_root(session.env) / "runbooks" / chosen.name
     keep = _keeper(folder, values)
-    run_of = Run(book, decider, _executor(session), keep, session.talk, lambda: utc(time.time()), values, told.find, chosen.service)
+    run_of = Run(book, decider, _executor(session, aloud=not yes), keep, session.talk, lambda: utc(time.time()), values, told.find,
+                 chosen.service, aloud=not yes)  # fmt: skip
     code = run_of.go(record)
     data = {**msgspec.to_builtins(record), "fidelity": record.fidelity, "record": str(folder / f"{record.id}.json")}
     errors = () if code is ExitCode.DONE else (Problem(record.outcome, _why(record), where=f"{book.name}: {record.steps[-1].name}"),)
@@ -147,7 +150,7 @@ def approve(
     approvals = Approvals(session.env)
     if name is None:
         waiting = approvals.waiting()
-        lines = [f"{one.id}  {one.deployment}  {one.kind}  {one.what}  (asked by {one.asked_by})" for one in waiting]
+        lines = [_waits(one) for one in waiting]
         session.show(Answer("approve", msgspec.to_builtins(waiting), "\n".join(lines) or "nothing waits for an approval"), as_json=as_json)
         return
     try:
@@ -156,6 +159,11 @@ def approve(
         session.show(Answer("approve", exit_code=ExitCode.USAGE, errors=(Problem("approve", str(error)),)), as_json=as_json)
         return
     session.show(Answer("approve", msgspec.to_builtins(done), f"{done.answer}: {done.what}"), as_json=as_json)
+
+
+def _waits(one: Request) -> str:
+    since, until = (time.strftime("%H:%M:%SZ", time.gmtime(at)) for at in (one.since_unix_s, one.until_unix_s))
+    return f"{one.id}  {one.deployment}  {one.kind}  {one.what}\n        {one.of}; asked by {one.asked_by} at {since}, waits until {until}"
 
 
 def _shelf(session: Session, fleet_path: str) -> Shelf:
@@ -202,6 +210,7 @@ def _check_values(book: Runbook, told: Values, values: dict[str, str], manager: 
 
 
 def _line(session: Session, question: str) -> str:
+    _forget_typed(session)
     session.stderr.write(question)
     session.stderr.flush()
     line = session.stdin.readline()
@@ -210,9 +219,18 @@ def _line(session: Session, question: str) -> str:
     return line
 
 
-def _executor(session: Session) -> Callable[[list[str], float], Ran]:
+def _forget_typed(session: Session) -> None:
+    """Keys that were pressed while a step ran answer no question that had not been put."""
+    with contextlib.suppress(OSError, ValueError, termios.error):  # no terminal of the system's: a test's
+        termios.tcflush(session.stdin.fileno(), termios.TCIFLUSH)
+
+
+def _executor(session: Session, *, aloud: bool) -> Callable[[list[str], float], Ran]:
+    """``aloud``: what a step says is shown as it comes."""
+
     def execute(argv: list[str], deadline_s: float) -> Ran:
-        return end_in(argv, deadline_s, env=dict(session.env), talk=lambda text: session.talk(f"    {text}"))
+        heard = (lambda line: session.talk(f"    | {line}")) if aloud else None
+        return end_in(argv, deadline_s, env=dict(session.env), talk=lambda text: session.talk(f"    {text}"), heard=heard)
 
     return execute
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from monitors.exit_codes import ExitCode
 from opsctl import textfile, yamldoc
 from opsctl.playbooks.document import PlaybookError, Problem
 
+_FRONT = re.compile(r"---\n(.*?\n)---\n", re.DOTALL)
 _FENCE = re.compile(r"```(?P<head>.*)")
 _HEAD = re.compile(r"sh \{(?P<attributes>[^{}]*)\}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -51,7 +52,7 @@ class RunbookError(PlaybookError):
 @dataclass(frozen=True)
 class Step:
     """One fenced command. ``expects`` are the exit codes that mean that it went as wished; ``line`` is the fence's own;
-    ``managers``: for whose services it is (none: for all)."""
+    ``managers``: for whose services it is (none: for all); ``before``: the text of sections between the step before and this one."""
 
     name: str
     command: str
@@ -61,6 +62,7 @@ class Step:
     section: str
     line: int
     managers: tuple[str, ...] = ()
+    before: str = ""
 
     def applies(self, manager: str) -> bool:
         """Whether it is for services that ``manager`` runs; an empty one is not known, and leaves nothing out."""
@@ -79,7 +81,7 @@ class Step:
 @dataclass(frozen=True)
 class Runbook:
     """``approvals``: who may agree to each kind of step that needs it; ``fills``: where a run finds the value of a variable
-    by itself; ``text`` is the whole document."""
+    by itself; ``text`` is the whole document, ``after`` what stands behind the last step."""
 
     name: str
     verdict: str
@@ -90,6 +92,7 @@ class Runbook:
     text: str
     path: str
     fills: Mapping[str, str] = field(default_factory=dict)
+    after: str = ""
 
     def problem(self, line: int, text: str) -> Problem:
         return Problem(self.path, line, text)
@@ -108,7 +111,7 @@ def parse(text: str, source: str) -> Runbook:
     """``source`` is what errors call the file. Raises RunbookError with every problem found."""
     problems: list[Problem] = []
     head = _front_matter(text, source, problems)
-    steps = _steps(text, source, problems)
+    steps, after = _steps(text, source, problems)
     names = [step.name for step in steps]
     problems += [
         Problem(source, step.line, f"a second step is called {step.name}") for at, step in enumerate(steps) if step.name in names[:at]
@@ -122,12 +125,12 @@ def parse(text: str, source: str) -> Runbook:
         raise RunbookError(sorted(problems, key=lambda one: one.line))
     return Runbook(
         Path(source).stem, str(head["class"]), str(head["severity"]), str(head["summary"]), approvals, tuple(steps), text, source,
-        head.get("fills") or {},
+        head.get("fills") or {}, after,
     )  # fmt: skip
 
 
 def _front_matter(text: str, source: str, problems: list[Problem]) -> dict[str, Any]:
-    found = re.match(r"---\n(.*?\n)---\n", text, re.DOTALL)
+    found = _FRONT.match(text)
     if found is None:
         problems.append(Problem(source, 1, "no front matter: the file begins with --- and class, severity, summary, approvals"))
         return {}
@@ -153,9 +156,10 @@ def _front_matter(text: str, source: str, problems: list[Problem]) -> dict[str, 
     return head
 
 
-def _steps(text: str, source: str, problems: list[Problem]) -> list[Step]:
+def _steps(text: str, source: str, problems: list[Problem]) -> tuple[list[Step], str]:
+    """The steps, and the text behind the last one."""
     steps: list[Step] = []
-    section, begun, head, body = "", 0, "", list[str]()
+    section, begun, head, body, prose = "", 0, "", list[str](), list[str]()
     for number, line in enumerate(text.split("\n"), 1):
         fence = _FENCE.fullmatch(line)
         if not begun:
@@ -163,15 +167,21 @@ def _steps(text: str, source: str, problems: list[Problem]) -> list[Step]:
                 section = line[3:].strip()
             if fence:
                 begun, head, body = number, fence["head"].strip(), []
+            elif section:  # what stands before the first is for those who copy commands by hand
+                prose.append(line)
         elif fence and not fence["head"].strip():
             step = _step(head, "\n".join(body).strip(), section, source, begun, problems)
-            steps += [step] if step else []
+            if step:
+                steps.append(replace(step, before="\n".join(prose).strip()))
+                prose = []
+            else:
+                prose += [f"    {one}" for one in body]
             begun = 0
         else:
             body.append(line)
     if begun:
         problems.append(Problem(source, begun, "the fence is not closed"))
-    return steps
+    return steps, "\n".join(prose).strip()
 
 
 def _step(head: str, command: str, section: str, source: str, line: int, problems: list[Problem]) -> Step | None:

@@ -18,6 +18,7 @@ import msgspec
 from monitors.capture.redact import redact
 from monitors.exit_codes import ExitCode
 from opsctl import commandline
+from opsctl.approvals import Answered
 from opsctl.playbooks.actions import executable
 from opsctl.playbooks.process import Ran
 from opsctl.runbooks.document import Runbook, Step
@@ -25,6 +26,7 @@ from opsctl.runbooks.values import Told
 
 _SHOWN_LINES = 6  # of what a step that failed said
 _KEPT_CHARACTERS = 8_000
+_WAITS = re.compile(r"\d+ s so far, ")
 _TOLD = (ExitCode.REVERTED, ExitCode.STUCK, ExitCode.HELD, ExitCode.LOCKED, ExitCode.UNREACHABLE)
 """Exit codes of a step that say more than that it failed: the run ends with the same."""
 
@@ -50,7 +52,8 @@ class Decision:
 
 class StepRecord(msgspec.Struct, frozen=True):
     """``outcome``: passed, failed, skipped, held (nobody agreed, or a value is missing), interrupted, or left (by the person
-    before it). ``filled``: the variables that the run found the value of by itself, and where. ``said`` is redacted."""
+    before it). ``approved_by``: who agreed that it runs; ``answered_by``: who said that it does not. ``filled``: the variables
+    that the run found the value of by itself, and where. ``said`` is redacted."""
 
     name: str
     section: str
@@ -64,6 +67,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     why: str = ""
     said: str = ""
     filled: dict[str, str] = {}
+    answered_by: str = ""
 
 
 class RunRecord(msgspec.Struct):
@@ -97,7 +101,8 @@ class Decider(Protocol):
 @dataclass
 class Run:
     """``values`` fills the variables in; a bundle that a step makes becomes $BUNDLE where none was given, else $SECOND.
-    ``find`` is asked for what has no value when a step needs it. ``manager`` runs the deployment's services."""
+    ``find`` is asked for what has no value when a step needs it. ``manager`` runs the deployment's services. ``aloud``: the
+    runbook's own words are told too, each part before the step that it leads to."""
 
     runbook: Runbook
     decider: Decider
@@ -108,11 +113,14 @@ class Run:
     values: dict[str, str] = field(default_factory=dict)
     find: Callable[[str, str], Told] = lambda name, bundle: Told("", "")
     manager: str = ""
+    aloud: bool = False
     _found: dict[str, str] = field(default_factory=dict)
 
     def go(self, record: RunRecord) -> ExitCode:
         code = ExitCode.DONE
         for at, step in enumerate(self.runbook.steps, 1):
+            if self.aloud and step.before:
+                self.talk(f"\n{step.before}")
             self.talk(f"\n[{at}/{len(self.runbook.steps)}] {step.section}: {step.name}")
             try:
                 found = self._one(step)
@@ -122,8 +130,9 @@ class Run:
             record.bundle = self.values.get("BUNDLE", "")
             self.talk(f"    {found.outcome}{f': {found.why}' if found.why else ''}{f' ({found.seconds:.1f} s)' if found.seconds else ''}")
             if found.outcome == "failed":
-                for line in found.said.strip().splitlines()[-_SHOWN_LINES:]:
-                    self.talk(f"    | {line}")
+                if not self.aloud:
+                    for line in _last_words(found.said):
+                        self.talk(f"    | {line}")
                 code = ExitCode(found.exit_code) if found.exit_code in _TOLD else ExitCode.FOUND
             elif found.outcome == "held":
                 code = ExitCode.HELD
@@ -134,6 +143,8 @@ class Run:
                 left = ", ".join(one.name for one in self.runbook.steps[at:])
                 self.talk(f"not reached: {left}; once it is clear why: opsctl runbook run {record.runbook}" if left else "")
                 break
+        if code is ExitCode.DONE and self.aloud and self.runbook.after:
+            self.talk(f"\n{self.runbook.after}\n")
         ends = {ExitCode.DONE: "done", ExitCode.HELD: "held", ExitCode.INTERRUPTED: "interrupted"}
         record.outcome, record.ended_utc = ends.get(code, "failed"), self.utc()
         self.keep(record)
@@ -150,7 +161,7 @@ class Run:
         decision = self.decider.decide(step, shown, missing)
         ends = {Choice.quit: "left", Choice.skip: "skipped", Choice.hold: "held"}
         if decision.choice in ends:
-            return _left(step, ends[decision.choice], decision.why)
+            return msgspec.structs.replace(_left(step, ends[decision.choice], decision.why), answered_by=decision.by)
         command = decision.command or shown
         try:
             words = commandline.filled(command, self.values)
@@ -192,6 +203,11 @@ def no_value(step: Step, missing: Mapping[str, str]) -> str:
     return f"{told}; give {' '.join(f'--with {name}=...' for name in missing)}, or leave the step out with --skip {step.name}"
 
 
+def _last_words(said: str) -> list[str]:
+    """The end of what a step said, without how long it waited for what."""
+    return [line for line in said.strip().splitlines() if not _WAITS.search(line)][-_SHOWN_LINES:]
+
+
 def _left(step: Step, outcome: str, why: str = "") -> StepRecord:
     return StepRecord(step.name, step.section, step.command, outcome, why=why)
 
@@ -204,7 +220,7 @@ class Allowed:
     approvals: frozenset[str]
     skip: frozenset[str]
     by: str
-    wait: Callable[[Step, str], str] = lambda step, command: ""
+    wait: Callable[[Step, str], Answered | None] = lambda step, command: None
 
     def decide(self, step: Step, command: str, missing: Mapping[str, str]) -> Decision:
         if step.name in self.skip:
@@ -215,8 +231,12 @@ class Allowed:
             return Decision(Choice.run, by="-")
         if step.approval in self.approvals:
             return Decision(Choice.run, by=f"{self.by} by --approve")
-        granted = self.wait(step, command)
-        return Decision(Choice.run, by=granted) if granted else Decision(Choice.hold, why=f"needs approval: {step.approval}")
+        told = self.wait(step, command)
+        if told is None:
+            return Decision(Choice.hold, why=f"needs approval: {step.approval}")
+        if not told.granted:
+            return Decision(Choice.hold, by=f"{told.by} by opsctl approve", why=f"{step.approval} was refused by {told.by}")
+        return Decision(Choice.run, by=f"{told.by} by opsctl approve")
 
 
 @dataclass(frozen=True)
@@ -234,9 +254,11 @@ class Asked:
             if not given:
                 return Decision(Choice.skip, why=f"no value for ${name}")
             self.values[name] = given
+        shown = ""
         if missing:
             command = shlex.join(commandline.filled(step.command, self.values))
-        who = f"  needs approval of {self.approvals[step.approval]}: running it says that you have it\n" if step.approval else ""
+            shown = f"    $ {command}\n"
+        who = shown + f"  needs approval of {self.approvals[step.approval]}: running it says that you have it\n" if step.approval else shown
         while True:
             key = self.ask(f"{who}    [r]un, [s]kip, [e]dit or [q]uit, then Enter: ").strip().lower()[:1]
             if key == "r":

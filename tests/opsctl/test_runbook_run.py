@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
+import select
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 
 from opsctl import cli
-from opsctl.approvals import Approvals
+from opsctl.approvals import Answered, Approvals
 from opsctl.playbooks.process import Ran
 from opsctl.runbooks.document import parse
 from opsctl.runbooks.run import Allowed, Run, RunRecord
@@ -134,6 +137,50 @@ def test_at_a_terminal_keys_run_edit_skip_and_leave(site: Path, victim: subproce
     assert victim.poll() is None
 
 
+def test_at_a_terminal_the_runbooks_own_words_and_what_each_step_says_are_shown(site: Path) -> None:
+    path = site / "runbooks" / "stopped.md"
+    path.write_text(path.read_text().replace("```sh {name=go-on", "Only if it is still stopped:\n\n```sh {name=go-on", 1))
+    code, _, err = opsctl(site, "runbook", "run", "stopped", typed="r\n\nr\n")
+    assert code == 0, err
+    assert err.index("Only if it is still stopped:") < err.index(": go-on") and "    | stopped " in err
+    _, _, err = opsctl(site, "runbook", "run", "stopped", "--yes", "--skip", "go-on")
+    assert "Only if" not in err and "    | " not in err
+
+
+def test_a_command_with_a_value_that_was_typed_is_shown_before_it_is_agreed_to(site: Path, victim: subprocess.Popen[bytes]) -> None:
+    _, _, err = opsctl(site, "runbook", "run", "stopped", typed=f"r\n{victim.pid}\nq\n")
+    assert err.rindex(f"$ kill -TERM {victim.pid}\n") < err.rindex("[r]un") and victim.poll() is None
+
+
+def test_keys_pressed_while_a_step_runs_answer_no_later_question(site: Path, victim: subprocess.Popen[bytes]) -> None:
+    """On a terminal of the system's: somebody impatient presses r twice, and what is asked next needs approval."""
+    ours, its = pty.openpty()
+    env = {**os.environ, "XDG_STATE_HOME": str(site / "state")}
+    words = [sys.executable, "-m", "opsctl.cli", "runbook", "run", "stopped", "--fleet", str(site / "fleet.toml"), "--with",
+             f"PID={victim.pid}"]  # fmt: skip
+    with subprocess.Popen(words, stdin=its, stdout=its, stderr=its, env=env, start_new_session=True) as opsctl_there:
+        os.close(its)
+        try:
+            said = _until(ours, b"then Enter: ")
+            os.write(ours, b"r\nr\n")
+            said += _until(ours, b"then Enter: ")
+            assert b"go-on" in said and victim.poll() is None
+            os.write(ours, b"q\n")
+            assert opsctl_there.wait(20) == 130 and victim.poll() is None
+        finally:
+            opsctl_there.kill()
+            os.close(ours)
+
+
+def _until(terminal: int, end: bytes) -> bytes:
+    said, until = b"", time.monotonic() + 20
+    while not said.endswith(end):
+        assert time.monotonic() < until, said
+        if select.select([terminal], [], [], 0.2)[0]:
+            said += os.read(terminal, 65_536)
+    return said
+
+
 def test_an_edited_command_that_is_none_fails_its_step_and_says_why(site: Path, victim: subprocess.Popen[bytes]) -> None:
     code, answer, _ = opsctl(site, "runbook", "run", "stopped", typed='e\necho "open\n')
     assert code == 9 and answer["data"]["steps"][0]["outcome"] == "failed"
@@ -163,6 +210,15 @@ def test_an_approval_from_another_terminal_lets_the_step_go_on(site: Path, victi
     assert given and answer["data"]["steps"][1]["approved_by"].endswith("by opsctl approve")
     assert victim.wait(10) == -15
     assert not Approvals(env).waiting()
+
+
+def test_a_refusal_is_told_as_one_and_by_whom() -> None:
+    book = parse(BOOK.format(signal="TERM"), "stopped.md")
+    record = RunRecord("id", "stopped", "flash", "somebody", "now")
+    asked = Allowed(frozenset(), frozenset(), "somebody", lambda step, command: Answered(False, "ana"))
+    code = Run(book, asked, lambda argv, deadline_s: Ran(0, "", 0.1), lambda record: None, lambda text: None, lambda: "now",
+               {"FLEET": "fleet.toml", "PID": "1"}).go(record)  # fmt: skip
+    assert code == 5 and record.steps[1].why == "continue was refused by ana" and record.steps[1].answered_by == "ana by opsctl approve"
 
 
 def test_what_does_not_wait_cannot_be_approved(site: Path) -> None:
