@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +27,65 @@ def test_a_server_that_drips_is_given_up_at_the_deadline(beginning: bytes) -> No
             web.ask(f"{url}/metrics", deadline_s=0.3)
         assert probe.ask(url, "/health", deadline_s=0.2).status == 0
         assert time.monotonic() - begun < 5
+
+
+def test_a_tls_handshake_that_drips_is_given_up_at_the_deadline() -> None:
+    hello = b"\x16\x03\x03\x3f\xff"  # a handshake record of 16,383 bytes, of which one comes now and then
+    with dripping(hello) as url:
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            web.ask(url.replace("http://", "https://"), deadline_s=0.3)
+        assert time.monotonic() - begun < 5
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_server_behind_tls_is_asked_and_one_that_nobody_vouches_for_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                    "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+                   check=True, capture_output=True, timeout=30)  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.socket = context.wrap_socket(made.socket, server_side=True)
+    made.handle_error = lambda *_: None  # type: ignore[method-assign]  # who is not trusted hangs up
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        url = f"https://localhost:{made.server_port}/x"
+        with pytest.raises(ssl.SSLCertVerificationError):
+            web.ask(url, deadline_s=10)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert web.ask(url, deadline_s=10) == (200, b"page")
+    finally:
+        made.shutdown()
+        thread.join()
+        made.server_close()
+
+
+def test_a_name_that_nobody_resolves_is_given_up_at_the_deadline_and_costs_one_thread(monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+    """The resolver is the edge that this machine lacks: one that does not answer."""
+    silent, known, asked = threading.Event(), socket.getaddrinfo, list[str]()
+
+    def getaddrinfo(host: str, port: int, *rest: Any, flags: int = 0, **more: Any) -> Any:
+        if flags & socket.AI_NUMERICHOST or host != "gone.example":
+            return known("127.0.0.1" if host == "there.example" else host, port, *rest, flags=flags, **more)
+        asked.append(host)
+        assert silent.wait(30)
+        raise socket.gaierror(socket.EAI_NONAME, "nobody has this name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            web.ask("http://gone.example/", deadline_s=0.2)
+    assert asked == ["gone.example"]
+    silent.set()
+    for thread in threading.enumerate():
+        if thread.name == "resolve gone.example":
+            thread.join(10)
+    with pytest.raises(OSError, match="nobody has this name"):
+        web.ask("http://gone.example/", deadline_s=10)
+    assert web.ask(server.replace("127.0.0.1", "there.example") + "/x", deadline_s=10) == (200, b"page")
 
 
 class Handler(BaseHTTPRequestHandler):
