@@ -50,7 +50,8 @@ def list_(context: typer.Context, fleet_path: str = FLEET, as_json: bool = JSON)
                           "path": str(path)})  # fmt: skip
         except PlaybookError as error:
             found.append({"name": name, "kind": "broken", "summary": str(error.problems[0]), "waits_for": [], "path": str(path)})
-    lines = [f"{one['name']:<32} {one['kind']:<10} {one['summary']}{' [waiting]' if one['waits_for'] else ''}" for one in found]
+    lines = [f"{one['name']:<32} {one['kind']:<10} {one['summary']}" + "".join(f"\n{'':<43} waiting, it {why}" for why in one["waits_for"])
+             for one in found]  # fmt: skip
     session.show(Answer("playbook list", found, "\n".join(lines)), as_json=as_json)
 
 

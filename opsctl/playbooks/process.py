@@ -70,7 +70,7 @@ def end_in(argv: Sequence[str], deadline_s: float, *, env: Mapping[str, str] | N
                         one.turn()
                     if not news and time.monotonic() - said >= SAY_EVERY_S:
                         said = time.monotonic()
-                        talk(f"{said - begun:.0f} s so far, {left:.0f} s left")
+                        talk(f"{said - begun:.0f} s so far; it is ended after {deadline_s:g} s")
         except BaseException:
             _end(process, grace_s)
             raise

@@ -104,7 +104,7 @@ def conclude(experiment: Experiment, runs: Sequence[Run]) -> tuple[Outcome, str]
         return Outcome.reproduced, said + _uncounted(told)
     if Outcome.failed in told:
         which = told.index(Outcome.failed)
-        return Outcome.failed, f"No wedge, but run {which + 1} failed: {outcome(experiment, runs[which])[1]}."
+        return Outcome.failed, f"No wedge, and no evidence against one: in run {which + 1} {outcome(experiment, runs[which])[1]}."
     if not clean:
         why = outcome(experiment, runs[0])[1] if runs else "nothing was run"
         return Outcome.inconclusive, f"These runs say nothing of the fault: {why}."

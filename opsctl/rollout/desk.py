@@ -129,9 +129,12 @@ class Desk:
     def show(self, rollout: str) -> tuple[dict[str, Any], str]:
         """One rollout, by its id or the beginning of it; empty: the last. Raises Refused."""
         paths = [path for path in journal.all_of(self.folder) if path.stem.startswith(rollout)]
+        if not journal.all_of(self.folder):
+            raise Refused(ExitCode.USAGE, f"no rollout of {self.deployment.name} yet, so there is none to show",
+                          f"journals would lie in {self.folder}")  # fmt: skip
         if not paths or (rollout and len(paths) > 1):
-            known = ", ".join(path.stem for path in paths or journal.all_of(self.folder)[-5:]) or "none at all"
-            raise Refused(ExitCode.USAGE, f"{rollout or 'the last'}: {len(paths)} rollouts are called so; there are {known}")
+            known = ", ".join(path.stem for path in paths or journal.all_of(self.folder)[-5:])
+            raise Refused(ExitCode.USAGE, f"{rollout}: {len(paths) or 'no'} rollouts begin so; there are {known}")
         try:
             return history.full(self._journal(paths[-1]))
         except ValueError as error:

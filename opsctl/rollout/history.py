@@ -62,7 +62,12 @@ def _who(who: dict[str, str]) -> str:
     return f"({', '.join(f'{key} {value}' for key, value in who.items() if value)})" if any(who.values()) else ""
 
 
+def _value(value: Any) -> str:
+    """As people read it; what has names (invocations by service) as pairs."""
+    return ", ".join(f"{name} {str(one)[:8]}" for name, one in value.items()) if isinstance(value, dict) else str(value)
+
+
 def _line(one: Entry) -> str:
     told = {key: value for key, value in one.data.items() if key in ("why", "by", "reason", "invocations", "group", "service") and value}
-    words = "  ".join(f"{key}: {value}" for key, value in told.items())
+    words = "  ".join(f"{key}: {_value(value)}" for key, value in told.items())
     return f"{one.at_utc}  {one.state:<10} {one.event}{' ' if one.event else ''}{words}".rstrip()

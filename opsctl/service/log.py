@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from opsctl.service.manager import Line
@@ -20,10 +22,16 @@ KEPT_SPANS = 200
 _LONGEST_LINE = 64 * 1024
 
 
-class ServiceLog:
-    """The writer. ``spans`` is shared with the state record; ``moved`` says that it changed and must be saved."""
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
-    def __init__(self, path: Path, spans: list[Span]) -> None:
+
+class ServiceLog:
+    """The writer. ``spans`` is shared with the state record; ``moved`` says that it changed and must be saved. ``utc`` gives
+    the time that stands behind each line of the supervisor's own."""
+
+    def __init__(self, path: Path, spans: list[Span], utc: Callable[[], str] = _now) -> None:
+        self._utc = utc
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.spans = spans
@@ -54,7 +62,7 @@ class ServiceLog:
 
     def say(self, invocation_id: str, text: str) -> None:
         """A line of the supervisor's own about this invocation."""
-        self._write(invocation_id, f"{MANAGER}{text}\n".encode())
+        self._write(invocation_id, f"{MANAGER}{text} ({self._utc()})\n".encode())
 
     def _write(self, invocation_id: str, data: bytes) -> None:
         if not self.spans or self.spans[-1].invocation_id != invocation_id:

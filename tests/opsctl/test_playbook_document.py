@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import io
 from pathlib import Path
 
 import pytest
 
-from opsctl import commandline
+from opsctl import cli, commandline
 from opsctl.library import NotFound, Shelf
 from opsctl.playbooks import actions, lint, needs
 from opsctl.playbooks.actions import Place
@@ -53,6 +54,14 @@ def test_the_playbooks_of_the_incident_ship_and_those_that_wait_say_for_what() -
     waiting = {name: needs.unmet(lint.read(path).playbook, None) for name, path in PACKAGED.items()}
     assert "speculative-disable-by-batch-size: lastbatch has no such flag yet" in waiting["disable-speculation-above-batch"][0]
     assert waiting["move-tables-to-ram"] and not waiting["refuse-grammar-at-admission"]
+
+
+def test_the_list_says_what_a_playbook_waits_for(tmp_path: Path) -> None:
+    out = io.StringIO()
+    assert cli.main(["playbook", "list"], {"HOME": str(tmp_path)}, stdin=io.StringIO(), stdout=out, stderr=io.StringIO()) == 0
+    lines = out.getvalue().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("disable-speculation-above-batch "))
+    assert lines[at + 1].strip() == "waiting, it needs flag speculative-disable-by-batch-size: lastbatch has no such flag yet"
 
 
 def test_a_rollout_playbook_gives_its_edits_and_another_kind_says_how_to_run_it() -> None:

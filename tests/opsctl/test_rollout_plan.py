@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -128,6 +129,8 @@ def test_a_crash_loop_is_not_recorded_as_verified_in_its_good_minute(make_site: 
 def test_who_did_what_and_why_is_kept_and_shown(make_site: MakeSite) -> None:
     site = make_site()
     site.env["SUDO_USER"] = "alice"
+    none = site.rollout("show")
+    assert none.code == 2 and none.errors[0]["message"] == "no rollout of d yet, so there is none to show"
     ran = site.apply("--set", "page-size=32", "--reason", "longer prompts")
     assert ran.code == 0, ran.err
     entry = site.rollout("show").data
@@ -135,6 +138,7 @@ def test_who_did_what_and_why_is_kept_and_shown(make_site: MakeSite) -> None:
     assert entry["entries"][-1]["data"]["exit_code"] == 0
     text = text_of(site, "show", ran.data["id"][:15])
     assert "sudo_user alice" in text and "+--page-size 32" in text and "committed" in text
+    assert re.search(r"invocations: \S+ [0-9a-f]{8}$", text, re.MULTILINE) and "{'" not in text, "no raw structures"
     missing = site.rollout("show", "1999")
     assert missing.code == 2 and ran.data["id"] in missing.errors[0]["message"]
 

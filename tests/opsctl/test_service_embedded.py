@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from monitors import engines
+from monitors.observe import batchlog
 from opsctl.service import record, wait
 from opsctl.service.embedded import EmbeddedService
 from opsctl.service.manager import Lease, Locked, Override, ServiceError, State
@@ -119,6 +122,10 @@ def test_restarts_back_off_while_they_keep_failing(bench: Bench) -> None:
     WAITER.until("three restarts", lambda: service.snapshot().restarts >= 3, 20)
     text = (bench.folder / "run/lastbatch/s/service.log").read_text()
     assert [f"Restarting in {s} s." in text for s in ("0.2", "0.4", "0.8")] == [True, True, True]
+    own = [line for line in text.splitlines() if line.startswith("[opsctl] ")]
+    assert all(re.search(r" \(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ\)$", line) for line in own), "when it was"
+    found = batchlog.read_text(text.encode(), engines.load("lastbatch"), "service.log")
+    assert len(found.starts) >= 4 and all(found.starts), "the monitor still knows them"
 
 
 def test_a_second_supervisor_is_refused(bench: Bench) -> None:
