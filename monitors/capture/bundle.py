@@ -111,6 +111,9 @@ def capture(
         if trail:
             field.add_text("monitor/trail.jsonl", trail, probe="trail", start=utc())
         for probe in PROBES:
+            if why := probe.unasked(field):
+                writer.miss(probe.name, "skipped", why)
+                continue
             left = field.until_s - time.monotonic()
             if left < probe.least_s:
                 writer.miss(

@@ -58,12 +58,14 @@ class Field:
 
 @dataclass(frozen=True)
 class Probe:
-    """``deadline_s`` is the most that it may take, ``least_s`` what it needs to be worth starting."""
+    """``deadline_s`` is the most that it may take, ``least_s`` what it needs to be worth starting. ``unasked`` says why it is
+    left out, where only some captures ask for it; empty when this one does."""
 
     name: str
     deadline_s: float
     least_s: float
     run: Callable[[Field, float], None]
+    unasked: Callable[[Field], str] = lambda f: ""
 
 
 class Rows:

@@ -205,9 +205,6 @@ def _stacks_again(f: Field, deadline_s: float) -> None:
 
 
 def _stacks_native(f: Field, deadline_s: float) -> None:
-    if not f.native:
-        f.writer.miss("stacks_native", "skipped", "not asked for: it pauses every process")
-        return
     _stacks(f, deadline_s, sample="native", native=True)
 
 
@@ -221,7 +218,13 @@ PROBES: Sequence[Probe] = (
     Probe("stacks", 15.0, 1.0, _stacks),
     Probe("stacks_again", 15.0, 4.0, _stacks_again),
     Probe("nccl", 14.0, 2.0, machine.nccl),
-    Probe("stacks_native", 30.0, 12.0, _stacks_native),
+    Probe("stacks_native", 30.0, 12.0, _stacks_native, lambda f: "" if f.native else "not asked for: it pauses every process"),
     Probe("kernel", 5.0, 0.5, machine.kernel),
-    Probe("cuda_core_dump", 60.0, 10.0, machine.core_dump),
+    Probe(
+        "cuda_core_dump",
+        60.0,
+        10.0,
+        machine.core_dump,
+        lambda f: "" if f.core_dump else "not asked for: it halts the device while it writes",
+    ),
 )

@@ -60,7 +60,7 @@ def health(scene: Scene) -> Iterator[tuple[str, Finding]]:
     ok = [h for h in scene.health if h.status == 200]
     bad = [h for h in scene.health if h.status != 200]
     if ok and not bad:
-        yield "health_ok", Finding(f"GET {ok[-1].route} says 200 all the same", ok[-1].cite)
+        yield "health_ok", Finding(f"GET {ok[-1].route} says 200", ok[-1].cite)
     if bad:
         yield "health_down", Finding(f"GET {bad[-1].route} says {bad[-1].status or 'nothing'}", bad[-1].cite)
     if not scene.health:

@@ -17,6 +17,11 @@ from monitors.judge.verdict import Class, Verdict
 
 _LEAST = 0.2  # a verdict below it that nothing supports is the judge's way to say that it cannot tell
 
+_SERVES = {
+    Class.healthy: "yes", Class.idle_not_hung: "yes, and nothing is asked of it", Class.slow_not_hung: "yes, slowly",
+    Class.loading_not_hung: "not yet", Class.parser_leak: "yes", Class.hosted_fallback: "yes",
+}  # fmt: skip
+
 
 class Question(enum.StrEnum):
     serving = "does it serve?"
@@ -33,11 +38,20 @@ class Fault:
     told: bool
 
     @property
+    def answer(self) -> str:
+        """To the question, in a word or two."""
+        if not self.told:
+            return "cannot be told from this evidence"
+        if self.question is not Question.serving:
+            return "no"
+        return _SERVES.get(self.verdict.verdict, "no")
+
+    @property
     def is_alarm(self) -> bool:
         return self.told and self.verdict.verdict.is_alarm
 
     def to_json(self) -> dict[str, Any]:
-        return {"question": self.question.value, "told": self.told, **self.verdict.to_json()}
+        return {"question": self.question.value, "answer": self.answer, "told": self.told, **self.verdict.to_json()}
 
 
 def faults(scene: Scene) -> tuple[Fault, ...]:

@@ -13,12 +13,14 @@ from typing import Any
 
 from monitors.judge.scene import Scene
 
+DEFAULT = "the engine's default"
 _UNTOLD = "its command line and settings could not be read"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """``state``: set, not set, unknown. ``text``: the value, what its absence means, or why it is not known."""
+    """``state``: set, not set, unknown. ``text``: the value, what its absence means, or why it is not known. ``source``: where
+    it was read, or that nobody gave it."""
 
     name: str
     state: str
@@ -51,7 +53,9 @@ def _flag(row: Mapping[str, Any], settings: Mapping[str, Any] | None, argvs: Seq
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None:
             absent = value is False or str(value) in off
-            return Flag(row["name"], "not set" if absent else "set", row["absent"] if absent else str(value), "black box")
+            given = any(_value(argv, flag) is not None for flag in row["flags"] for argv in argvs)
+            source = "black box" if given or not argvs else DEFAULT
+            return Flag(row["name"], "not set" if absent else "set", row["absent"] if absent else str(value), source)
     if not argvs:
         return Flag(row["name"], "unknown", _UNTOLD)
     for flag in row["flags"]:

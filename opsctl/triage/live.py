@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -104,6 +105,7 @@ def triage(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]
         whole = replace(
             seen, source=deployment.name, services=rows, flags=known, files=files, incidents=before, missing=(*seen.missing, *late, *why),
             seen=looked, saved=str(folder) if save else "", seconds=clock() - began,
+            where=f"--fleet {shlex.quote(fleet_path)} --deployment {shlex.quote(deployment.name)}",
             tracebacks=tuple(trace for row in rows for trace in row.tracebacks) or seen.tracebacks,
         )  # fmt: skip
         if save and not isinstance(found["evidence"], Exception):

@@ -62,12 +62,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Incident:
-    """A bundle that the monitor took of this start of the server."""
+    """A bundle that was taken of this start of the server; ``reason``: by whom or for what."""
 
     id: str
     verdict: str
     created_utc: str
     path: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Picture:
     incidents: tuple[Incident, ...] = ()
     seconds: float = 0.0
     saved: str = ""
+    where: str = ""  # --fleet and --deployment, as commands about it take them
     scene: Scene | None = field(default=None, repr=False)
 
     @property
@@ -100,6 +102,11 @@ class Picture:
     def down(self) -> tuple[ServiceRow, ...]:
         """Services that their manager says do not run."""
         return tuple(row for row in self.services if row.state in ("inactive", "failed"))
+
+    @property
+    def is_down(self) -> bool:
+        """Whether not one of its services runs, by what their managers say."""
+        return bool(self.down) and len(self.down) == len(self.services)
 
     def to_json(self) -> dict[str, Any]:
         return {

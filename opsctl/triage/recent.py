@@ -26,7 +26,13 @@ def incidents(root: Path, deployment: str, since_unix_s: float) -> tuple[Inciden
         began = _unix(str(head.get("created_utc", "")))
         if head.get("deployment") == deployment and head.get("reason") != "triage" and began >= since_unix_s:
             found.append(
-                Incident(manifest.parent.name, str(head.get("verdict") or "not judged"), str(head["created_utc"]), str(manifest.parent))
+                Incident(
+                    manifest.parent.name,
+                    str(head.get("verdict") or "not judged"),
+                    str(head["created_utc"]),
+                    str(manifest.parent),
+                    str(head.get("reason") or ""),
+                )
             )
     return tuple(sorted(found, key=lambda one: one.created_utc, reverse=True)[:_MOST])
 

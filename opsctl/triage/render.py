@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -11,7 +12,8 @@ from rich.tree import Tree
 
 from monitors.judge.verdict import Verdict
 from monitors.report.stacktree import Node
-from opsctl.triage.flags import Flag
+from opsctl.triage.faults import Question
+from opsctl.triage.flags import DEFAULT, Flag
 from opsctl.triage.picture import Picture
 
 _FRAMES = 6  # of a chain that ranks share
@@ -40,19 +42,25 @@ def _faults(picture: Picture) -> list[RenderableType]:
         parts.append(Text(f"{len(alarms)} faults at once, each with its own evidence", style="bold red"))
     for row in picture.down:
         parts.append(Text(f"DOWN  service {row.name} is {row.state} (result {row.result}, {row.restarts} restarts)", style="bold red"))
+    if picture.is_down and picture.where:
+        parts.append(Text(f"  start    opsctl service start-group {picture.where}", style="bold"))
     for fault in picture.faults:
         verdict = fault.verdict
+        if not fault.told and fault.question is Question.serving and picture.is_down:
+            parts.append(Text(f"{fault.question.value}  no", style="bold red"))
+            continue
         if not fault.told:
-            parts.append(Text(f"{fault.question.value}  cannot be told from this evidence", style="yellow"))
+            parts.append(Text(f"{fault.question.value}  {fault.answer}", style="yellow"))
             parts += [Text(f"  decide  {gap.reason}") for gap in verdict.missing if gap.what == "what would decide"]
             continue
         style = "bold red" if fault.is_alarm else "green" if verdict.verdict.value in ("healthy", "idle_not_hung") else "yellow"
-        parts.append(Text(f"{verdict.verdict.value}  (confidence {verdict.confidence:.2f}; {fault.question.value})", style=style))
-        parts += _evidence(verdict)
+        answer = f"{fault.question.value} {fault.answer}"
+        parts.append(Text(f"{verdict.verdict.value}  (confidence {verdict.confidence:.2f})   {answer}", style=style))
+        parts += _evidence(verdict, picture)
     return parts
 
 
-def _evidence(verdict: Verdict) -> list[RenderableType]:
+def _evidence(verdict: Verdict, picture: Picture) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for item in verdict.evidence:
         where = item.cite.artefact + (f":{item.cite.line}" if item.cite.line else "")
@@ -65,7 +73,9 @@ def _evidence(verdict: Verdict) -> list[RenderableType]:
     parts += [Text(f"  suspect  {suspect}", style="bold") for suspect in verdict.suspects]
     parts += [Text(f"  decide   {gap.reason}") for gap in verdict.missing if gap.what == "what would decide"]
     if verdict.runbook:
-        parts.append(Text(f"  next     {verdict.runbook}: opsctl runbook run {verdict.verdict.value}", style="bold"))
+        bundle = f" --bundle {shlex.quote(picture.saved)}" if picture.saved else ""
+        words = f"opsctl runbook run {verdict.verdict.value} {picture.where}".rstrip() + bundle
+        parts.append(Text(f"  next     {verdict.runbook}: {words}", style="bold"))
     return parts
 
 
@@ -83,7 +93,7 @@ def _services(picture: Picture) -> list[RenderableType]:
         moved = f"nothing moved for {seen.quiet_s:.1f} of {seen.looked_s:.1f} s" if seen.quiet_s else f"looked for {seen.looked_s:.1f} s"
         parts.append(Text(f"now: {seen.state}, {seen.held:g} requests held, {moved}"))
     for one in picture.incidents:
-        parts.append(Text(f"the monitor took {one.id} of this start: {one.verdict}", style="yellow"))
+        parts.append(Text(f"taken of this start: {one.id} ({one.reason or 'no reason given'}): {one.verdict}", style="yellow"))
     return parts
 
 
@@ -157,7 +167,8 @@ def _flags(picture: Picture) -> list[RenderableType]:
         if told:
             table = _table(what, "", "value, or what it means")
             for flag in told:
-                table.add_row(flag.name, flag.state, flag.text, style=_style(flag))
+                by_default = "  (by default)" if flag.source == DEFAULT and flag.state == "set" else ""
+                table.add_row(flag.name, flag.state, flag.text + by_default, style=_style(flag))
             parts.append(table)
         for why in dict.fromkeys(flag.text for flag in rows if flag.state == "unknown"):
             names = ", ".join(flag.name for flag in rows if flag.state == "unknown" and flag.text == why)
