@@ -88,7 +88,7 @@ def run(
     if (every and names) or not (every or names or attended):
         raise typer.BadParameter("give names of drills, or --all; with --attended none: one is drawn")
     known = list(_all(session).values())
-    chosen = known if every else [_one(session, name) for name in names] or [_drawn(known, seed)]
+    chosen = known if every else [_one(session, name) for name in names or ()] or [_drawn(known, seed)]
     where = _allowed(fleet_path, deployment)
     scores: list[Score] = []
     problems: list[Problem] = []

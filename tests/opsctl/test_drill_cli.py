@@ -18,10 +18,10 @@ FLEET = (
 )
 
 
-def drill(state: Path, *args: str) -> Ran:
+def drill(state: Path, *args: str, stdin: io.StringIO | None = None) -> Ran:
     out, err = io.StringIO(), io.StringIO()
     env = {"XDG_STATE_HOME": str(state), "HOME": str(state)}
-    code = cli.main(["drill", *args], env, stdin=io.StringIO(), stdout=out, stderr=err)
+    code = cli.main(["drill", *args], env, stdin=stdin or io.StringIO(), stdout=out, stderr=err)
     return Ran(int(code), out.getvalue(), err.getvalue())
 
 
@@ -30,6 +30,14 @@ def test_nothing_is_injected_where_the_deployment_does_not_allow_it(tmp_path: Pa
     ran = drill(tmp_path, "run", "drill-stopped", "--fleet", str(tmp_path / "fleet.toml"))
     assert ran.code == 2
     assert "deployment.flash does not say allow_faults = true" in ran.err
+
+
+def test_attended_without_a_name_one_is_drawn(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(FLEET.format(allow="false"))
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    ran = drill(tmp_path, "run", "--attended", "--fleet", str(tmp_path / "fleet.toml"), stdin=terminal)
+    assert ran.code == 2 and "does not say allow_faults = true" in ran.err
 
 
 @pytest.mark.parametrize(
