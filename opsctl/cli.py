@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -118,7 +120,10 @@ def main(
 ) -> ExitCode:  # fmt: skip
     """Run one command line and return its exit status; streams and environment default to the process's own."""
     args = sys.argv[1:] if args is None else args
-    session = Session(os.environ if env is None else env, stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr)
+    session = Session(
+        os.environ if env is None else env, stdin or _lenient(sys.stdin, "replace"), stdout or _lenient(sys.stdout, "backslashreplace"),
+        stderr or sys.stderr,
+    )  # fmt: skip
     words = [word for word in args if not word.startswith("-")][:2]
     try:
         if wrong := finite.problem(args):
@@ -151,26 +156,39 @@ def main(
         code, problem = ExitCode.USAGE, Problem("service", str(error))
     except OSError as error:
         code, problem = ExitCode.INTERNAL, Problem("system", f"{error.strerror or error}", where=str(error.filename or ""))
+    except Exception as error:  # a defect: told in the same form as everything else, its traceback beside it
+        session.talk(traceback.format_exc().rstrip())
+        code = ExitCode.INTERNAL
+        problem = Problem("internal", f"{type(error).__name__}: {error}", remedy="a defect of opsctl; the traceback is on standard error")
     session.show(Answer(" ".join(words), exit_code=code, errors=(problem,)), as_json="--json" in args)
     return session.exit_code
 
 
+def _lenient(stream: TextIO, errors: str) -> TextIO:
+    """A name that is no UTF-8, a terminal that knows fewer characters: shown or read as far as it goes."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=errors)
+    return stream
+
+
 @contextlib.contextmanager
 def _term_is_interrupt() -> Iterator[None]:
-    """SIGTERM means what Ctrl-C means: revert, then leave. Only the main thread may say so."""
+    """SIGTERM, and the end of the terminal, mean what Ctrl-C means: revert, then leave. Only the main thread may say so."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    heard = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]  # nohup stays nohup
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in heard}
     except ValueError:
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

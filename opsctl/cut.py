@@ -1,5 +1,5 @@
 """A deadline for the whole of an HTTP request. httpx's time-outs are for each read: a server that sends a byte now and then
-would be waited for without end, before its headers too."""
+would be waited for without end, before its headers too. And a bound on what is read: an answer without end is none."""
 
 from __future__ import annotations
 
@@ -11,10 +11,48 @@ from typing import Any
 
 import httpx
 
+_MOST_BYTES = 16 << 20  # of one answer
+
+
+class _Bounded(httpx.BaseTransport):
+    """Gives up an answer of more than ``_MOST_BYTES``, and one that is packed: what that comes to has no bound."""
+
+    def __init__(self) -> None:
+        self._inner = httpx.HTTPTransport(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        found = self._inner.handle_request(request)
+        packed = found.headers.get("Content-Encoding", "identity")
+        if packed != "identity":
+            found.close()
+            raise httpx.DecodingError(f"the answer is packed ({packed}), which nobody asked for")
+        assert isinstance(found.stream, httpx.SyncByteStream)
+        return httpx.Response(found.status_code, headers=found.headers, stream=_Counted(found.stream), extensions=found.extensions)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Counted(httpx.SyncByteStream):
+    def __init__(self, inner: httpx.SyncByteStream) -> None:
+        self._inner = inner
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = _MOST_BYTES
+        for part in self._inner:
+            left -= len(part)
+            if left < 0:
+                raise httpx.ReadError(f"an answer of more than {_MOST_BYTES} bytes")
+            yield part
+
+    def close(self) -> None:
+        self._inner.close()
+
 
 def client(base_url: str, headers: Mapping[str, str]) -> httpx.Client:
-    """One whose requests can be cut: it keeps no connection alive, and uses no proxy of the environment."""
-    return httpx.Client(base_url=base_url, headers=dict(headers), trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+    """One whose requests can be cut: it keeps no connection alive, uses no proxy of the environment, and no answer has no end."""
+    own = {"Accept-Encoding": "identity", **headers}
+    return httpx.Client(base_url=base_url, headers=own, trust_env=False, transport=_Bounded())
 
 
 class Cut:

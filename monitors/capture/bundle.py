@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import blackbox
-from monitors import casefolder, engines, fleet
+from monitors import casefolder, engines, fleet, keyfile
 from monitors.capture.field import Field, kept_words
 from monitors.capture.manifest import BundleError, Item, Verification, Writer, load, utc, verify
 from monitors.capture.nodes import Patient
@@ -165,6 +165,6 @@ def auth_headers(deployment: fleet.Deployment) -> dict[str, str]:
     if not deployment.api_key_file:
         return {}
     try:
-        return {"Authorization": f"Bearer {Path(deployment.api_key_file).read_text().strip()}"}
+        return {"Authorization": f"Bearer {keyfile.read(deployment.api_key_file)}"}
     except OSError:
         return {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from monitors import keyfile
 from monitors.fleet import Caller
 from opsctl.callers.matrix import sent
 from opsctl.callers.request import prompt_sha, with_nonce
@@ -31,7 +31,7 @@ class Led:
 
 def key_of(caller: Caller) -> str:
     """The client's own key; empty when it sends none. Raises OSError for a file that cannot be read."""
-    return Path(caller.api_key_file).read_text().strip() if caller.api_key_file else ""
+    return keyfile.read(caller.api_key_file) if caller.api_key_file else ""
 
 
 def follow(

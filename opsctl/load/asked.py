@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ CONNECT, TIMEOUT, CUT, TOO_LONG, INVALID_JSON, JSON_BY_LENGTH, EMPTY = (
     "connect", "timeout", "cut stream", "answer without end", "invalid JSON", "JSON cut by max_tokens", "empty",
 )  # fmt: skip
 NOT_REFUSED, NO_TOOL_CALL, UNFINISHED, DROPPED = "not refused", "no tool call", "unfinished", "not sent"
+ODD = "answer of an unknown form"
 NOT_THE_SERVERS = frozenset({UNFINISHED, DROPPED})  # the run's own limits, no fault of what it asked
 _LONGEST_NOTE = 120
 
@@ -57,6 +58,42 @@ class Asked:
         return (self.moments_s[-1] - self.moments_s[0]) / (self.tokens - 1)
 
 
+class _Part(msgspec.Struct):
+    """A ``delta`` of a stream, or a whole ``message``."""
+
+    content: str | None = None
+    tool_calls: list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Part | None = None
+    message: _Part | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+
+
+class _Event(msgspec.Struct):
+    """An event of a stream, or a whole answer, in OpenAI's form. What a server adds to it is not looked at."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    system_fingerprint: str | None = None
+    error: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+
 @dataclass
 class _Said:
     text: str = ""
@@ -74,16 +111,15 @@ def judge(shape: Shape, begun_s: float, seconds: float, status: int, chunks: Seq
     """The record of a request whose answer came as ``chunks`` (when, what). ``broke``: the kind of what ended it."""
     said, moments = _Said(), []
     streamed = status == 200 and shape.stream
+    if broke == TOO_LONG:
+        chunks = ()  # to read tens of megabytes would hold up every other stream
     body = b"".join(data for _, data in chunks)
     if streamed:
         for moment, event in _events(chunks):
             if _take(said, event, delta=True):
                 moments.append(moment - begun_s)
     elif status == 200 and not broke:
-        try:
-            _take(said, msgspec.json.decode(body), delta=False)
-        except msgspec.DecodeError:
-            said.error = INVALID_JSON
+        _take(said, _read(body), delta=False)
         said.done = True
     error = broke or _wrong(shape, status, said)
     return Asked(
@@ -92,8 +128,8 @@ def judge(shape: Shape, begun_s: float, seconds: float, status: int, chunks: Seq
     )  # fmt: skip
 
 
-def _events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
-    """The JSON events of a stream, each with the time at which its last byte came. ``[DONE]`` is None."""
+def _events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, _Event | str | None]]:
+    """The events of a stream, each with the time at which its last byte came. ``[DONE]`` is None, a kind of error a str."""
     rest: list[bytes] = []
     for moment, data in chunks:
         first, *lines = data.split(b"\n")
@@ -109,36 +145,42 @@ def _events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, Any]
             if value == b"[DONE]":
                 yield moment, None
                 continue
-            try:
-                yield moment, msgspec.json.decode(value)
-            except msgspec.DecodeError:
-                yield moment, {"error": {"message": "an event that is not JSON"}}
+            yield moment, _read(value)
 
 
-def _take(said: _Said, event: Any, *, delta: bool) -> bool:
+def _read(data: bytes) -> _Event | str:
+    """An event, or the kind of what is wrong with it."""
+    try:
+        return _EVENTS.decode(data)
+    except msgspec.ValidationError:
+        return ODD
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return INVALID_JSON
+
+
+def _take(said: _Said, event: _Event | str | None, *, delta: bool) -> bool:
     """Add an event; whether it holds a part of the answer."""
     if event is None:
         said.done = True
         return False
-    if not isinstance(event, dict):
-        said.error = INVALID_JSON
+    if isinstance(event, str):
+        said.error = event
         return False
-    if event.get("error"):
+    if event.error:
         said.error = "error in the stream" if delta else INVALID_JSON
         return False
-    said.fingerprint = event.get("system_fingerprint") or said.fingerprint
-    usage = event.get("usage")
-    if isinstance(usage, dict):
-        said.prompt_tokens, said.tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    said.fingerprint = event.system_fingerprint or said.fingerprint
+    if event.usage is not None:
+        said.prompt_tokens, said.tokens = event.usage.prompt_tokens, event.usage.completion_tokens
     part = False
-    for choice in event.get("choices") or ():
-        message = choice.get("delta" if delta else "message") or {}
-        text = choice.get("text") or message.get("content") or ""
-        calls = message.get("tool_calls") or ()
+    for choice in event.choices or ():
+        message = (choice.delta if delta else choice.message) or _Part()
+        text = choice.text or message.content or ""
+        calls = message.tool_calls or ()
         said.text += text
         said.calls += len(calls)
-        said.finish = choice.get("finish_reason") or said.finish
-        part = part or bool(text or calls or message.get("reasoning_content") or message.get("reasoning"))
+        said.finish = choice.finish_reason or said.finish
+        part = part or bool(text or calls or message.reasoning_content or message.reasoning)
     said.seen = said.seen or part
     return part
 
@@ -161,7 +203,7 @@ def _wrong(shape: Shape, status: int, said: _Said) -> str:
     if shape.expect == "json":
         try:
             json.loads(said.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return JSON_BY_LENGTH if said.finish == "length" else INVALID_JSON
     return ""
 
@@ -172,6 +214,6 @@ def _note(said: _Said, body: bytes) -> str:
         found = msgspec.json.decode(body)
         message = found.get("error", found) if isinstance(found, dict) else {}
         text = str(message.get("message", "")) if isinstance(message, dict) else str(message)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = ""
     return text.partition("\n")[0][:_LONGEST_NOTE]

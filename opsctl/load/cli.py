@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import typer
 
+from monitors import keyfile
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
 from opsctl.load import plot as drawing
-from opsctl.load import results, shapes, table
+from opsctl.load import results, shapes, sides, table
+from opsctl.load.address import address
 from opsctl.load.cell import Bounds, Level
 from opsctl.load.client import NoServer
 from opsctl.load.measure import Plan, measure
@@ -27,7 +29,8 @@ app = typer.Typer(no_args_is_help=True, help="Ask a server much, within bounds, 
 _SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 250)
 _MOST_STREAMS = 1000
 
-URL = typer.Option("http://127.0.0.1:30000", "--url", help="The server.")
+URL = typer.Option("http://127.0.0.1:30000", "--url", callback=address, help="The server.")
+AGAINST = typer.Option("", "--against", callback=address, help="The other server's URL. [default: --url, where commands are given]")
 MODEL = typer.Option("", "--model", help="The model's name. [default: the first that the server names]")
 KEY_FILE = typer.Option(None, "--api-key-file", help="A file with the API key.")
 SHAPES = typer.Option(None, "--shapes", help="What is sent: a TOML or YAML file of shapes. [default: 128 random tokens in, 64 out]")
@@ -90,7 +93,7 @@ def sweep(
 @app.command()
 def ab(
     context: typer.Context, url: str = URL,
-    against: str = typer.Option("", "--against", help="The other server's URL. [default: --url, where commands are given]"),
+    against: str = AGAINST,
     command: str = typer.Option("", "--command", help="Start this at --url for each repetition, and end it after."),
     against_command: str = typer.Option("", "--against-command", help="The same for the other: another configuration."),
     streams: str = typer.Option("1,8", "--streams", help="Levels, as for sweep."), requests_per_stream: int = EACH,
@@ -103,6 +106,9 @@ def ab(
         raise typer.BadParameter("name the other server by --against URL, or give both --command and --against-command")
     if (against or url) == url and bool(command) != bool(against_command):
         raise typer.BadParameter("one address and one command: which of the two sides would answer?")
+    for name, line in (("--command", command), ("--against-command", against_command)):
+        if wrong := sides.problem(line):
+            raise typer.BadParameter(f"{name} {line}: {wrong}")
     levels, key = _levels(streams), _key(api_key_file)
     a = Place("A", url, model, key, command, boot_s, request_s)
     b = replace(a, name="B", url=against or url, command=against_command)
@@ -195,7 +201,7 @@ def _told(command: str, found: Results, out: Path | None) -> Answer:
 
 def _levels(text: str) -> tuple[Level, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdigit() and 1 <= int(word) <= _MOST_STREAMS for word in words):
+    if not words or not all(word.isascii() and word.isdigit() and 1 <= int(word) <= _MOST_STREAMS for word in words):
         raise typer.BadParameter(f"--streams {text}: write numbers from 1 to {_MOST_STREAMS}, such as 1,4,16")
     return tuple(Level(streams) for streams in dict.fromkeys(int(word) for word in words))
 
@@ -205,4 +211,7 @@ def _bounds(each: int, seconds: float, grace_s: float) -> Any:
 
 
 def _key(path: Path | None) -> str:
-    return path.read_text().strip() if path else ""
+    try:
+        return keyfile.read(path) if path else ""
+    except OSError as error:
+        raise typer.BadParameter(f"--api-key-file {path}: {error.strerror}") from error

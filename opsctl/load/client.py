@@ -8,9 +8,10 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import msgspec
 
 from opsctl.load import asked
 from opsctl.load.asked import Asked
@@ -18,10 +19,19 @@ from opsctl.load.shapes import TOKENS_PER_WORD, Shape
 
 _CONNECT_S = 5.0
 _MOST_BYTES = 64 << 20  # of one answer: a server that talks without end shall not fill the memory
+_MOST_LIST = 1 << 20  # of the list of models
 
 
 class NoServer(Exception):
     """Nothing usable answers at the address; the text says where and why."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
 
 
 class Client:
@@ -45,17 +55,21 @@ class Client:
     async def find_model(self) -> str:
         """The served model's name, unless one was given. Raises NoServer."""
         if not self.model:
-            where = f"{self.base}/v1/models"
+            where, status = f"{self.base}/v1/models", 0
             try:
-                async with asyncio.timeout(_CONNECT_S):
-                    answer = await self._http.get("/v1/models")
-                self.model = str(answer.json()["data"][0]["id"])
+                async with asyncio.timeout(_CONNECT_S), self._http.stream("GET", "/v1/models") as answer:
+                    status, data = answer.status_code, b""
+                    async for part in answer.aiter_raw():
+                        data += part
+                        if len(data) > _MOST_LIST:
+                            raise NoServer(f"GET {where}: an answer without end")
+                self.model = msgspec.json.decode(data, type=_Models).data[0].id
             except TimeoutError as error:
                 raise NoServer(f"GET {where}: no answer within {_CONNECT_S:g} s") from error
             except httpx.HTTPError as error:
                 raise NoServer(f"GET {where}: {type(error).__name__}: {error}") from error
-            except (ValueError, LookupError, TypeError) as error:
-                raise NoServer(f"GET {where}: HTTP {answer.status_code}, and no model in it; name one with --model") from error
+            except (ValueError, RecursionError) as error:
+                raise NoServer(f"GET {where}: HTTP {status}, and no model in it; name one with --model") from error
         return self.model
 
     async def ask(self, shape: Shape, chance: random.Random, *, until: float = math.inf) -> Asked:

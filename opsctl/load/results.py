@@ -21,6 +21,7 @@ from opsctl.load.figures import Spread
 from opsctl.load.summary import Summary
 
 SCHEMA = "lastbatch.load/1"
+_MOST_BYTES = 64 << 20
 
 
 class ResultsError(ValueError):
@@ -119,7 +120,11 @@ def write(path: Path, results: Results) -> None:
 def read(path: Path) -> Results:
     """Raises ResultsError."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Results)
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ResultsError(f"{path}: more than {_MOST_BYTES} bytes are no results of opsctl load")
+        found = msgspec.json.decode(data, type=Results)
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from error
     except msgspec.ValidationError as error:

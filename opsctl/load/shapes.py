@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from opsctl import textfile, yamldoc
 from opsctl.load import lengths
@@ -42,7 +42,7 @@ class Shape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    share: float = Field(default=1.0, gt=0)
+    share: float = Field(default=1.0, gt=0, le=1e6)
     route: Literal["chat", "completions"] = "chat"
     prompt: str = ""
     prompt_tokens: Length = 128
@@ -55,6 +55,11 @@ class Shape(BaseModel):
     tools: tuple[dict[str, Any], ...] = ()
     extra: dict[str, Any] = Field(default_factory=dict)  # goes into the body as it is
     expect: str = "text"  # text | json | tool_call | "http 400"
+
+    @model_validator(mode="after")
+    def _sendable(self) -> Shape:
+        sendable([self.prompt, self.system, self.temperature, self.response_format, self.tools, self.extra])
+        return self
 
     @field_validator("expect")
     @classmethod
@@ -87,6 +92,14 @@ class Shape(BaseModel):
     @property
     def path(self) -> str:
         return "/v1/chat/completions" if self.route == "chat" else "/v1/completions"
+
+
+def sendable(value: Any) -> None:
+    """Raises ValueError for what is no JSON: YAML and TOML know dates, and numbers that are none."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be sent as JSON: {error}") from error
 
 
 PLAIN = Shape(name="plain", ignore_eos=True)

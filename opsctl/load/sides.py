@@ -18,6 +18,7 @@ from opsctl.load.client import Client, NoServer
 from opsctl.load.shapes import PLAIN
 
 _POLL_S = 0.2
+_ANSWER_S = 2.0
 _STOP_S = 30.0
 _LOADING = 503
 
@@ -33,6 +34,14 @@ class Place:
     command: str = ""
     boot_s: float = 300.0
     request_s: float = 300.0
+
+
+def problem(command: str) -> str:
+    """Why a command line cannot be started; empty when it can be tried."""
+    try:
+        return "" if not command or shlex.split(command) else "no program"
+    except ValueError as error:
+        return str(error)
 
 
 @contextlib.asynccontextmanager
@@ -99,10 +108,11 @@ async def _loaded(client: Client, place: Place, log: Path | None) -> None:
 
 async def _answers(place: Place) -> bool:
     headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
-    async with httpx.AsyncClient(trust_env=False, timeout=2.0) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=None) as http:
         try:
-            return (await http.get(f"{place.url.rstrip('/')}/v1/models", headers=headers)).status_code == 200
-        except httpx.HTTPError:
+            async with asyncio.timeout(_ANSWER_S), http.stream("GET", f"{place.url.rstrip('/')}/v1/models", headers=headers) as answer:
+                return answer.status_code == 200
+        except (httpx.HTTPError, TimeoutError):
             return False
 
 

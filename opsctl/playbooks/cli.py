@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import getpass
+import contextlib
 import json
+import os
 import secrets
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import typer
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
+from opsctl.drill import lifter
 from opsctl.library import NotFound, Shelf
 from opsctl.playbooks import actions, lint, needs
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.document import PlaybookError
-from opsctl.playbooks.journal import Record, keeper, utc
+from opsctl.playbooks.journal import Record, keeper, shown, utc
 from opsctl.playbooks.run import Hands
 from opsctl.playbooks.run import run as carry_out
 from opsctl.playbooks.schema import Playbook, Step
 from opsctl.playbooks.server import Deployed
-from opsctl.rollout import lock
+from opsctl.rollout import lock, operator
 
 app = typer.Typer(no_args_is_help=True, help="Changes, responses and experiments as documents: check one, see what it would do, run it.")
 
@@ -118,24 +119,32 @@ def run(
         error = Problem("unattended", "nobody is there to ask", remedy="give --yes: it stands for steps that need no approval")
         session.show(Answer("playbook run", exit_code=ExitCode.USAGE, errors=(error,)), as_json=as_json)
         return
+    who = operator.who(session.env)["user"]
     record = Record(f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}", playbook.name, playbook.kind, chosen.name,
-                    getpass.getuser(), reason, utc(time.time()), playbook.model_dump(mode="json", exclude_defaults=True))  # fmt: skip
+                    who, reason, utc(time.time()), playbook.model_dump(mode="json", exclude_defaults=True))  # fmt: skip
     folder = fleet.state_root(session.env) / "playbooks" / chosen.name
     server = Deployed(whole, chosen, place)
     hands = Hands(server, lambda step, told: _agreed(session, step, told, approve, whole, chosen, playbook), keeper(folder), session.talk)
     try:
-        with lock.held(folder, f"playbook {playbook.name}"):
+        with lock.held(folder, f"playbook {playbook.name}"), _lifted(playbook, place, session):
             code = carry_out(playbook, place, hands, record)
         if code is ExitCode.STUCK:
             paged = server.page(f"{chosen.name}: playbook {playbook.name} is stuck", f"{record.why} {folder / record.id}.json", record.id)
             record.page_sent = bool(paged.sent)
     finally:
         server.close()
-    data = {**msgspec.to_builtins(record), "record": str(folder / f"{record.id}.json")}
+    data = {**shown(record), "record": str(folder / f"{record.id}.json")}
     errors = (
         () if code is ExitCode.DONE else (Problem(record.outcome.replace(" ", "-"), record.why or "a page did not go out", playbook.name),)
     )
     session.show(Answer("playbook run", data, _run_text(record, str(data["record"])), code, errors), as_json=as_json)
+
+
+def _lifted(playbook: Playbook, place: Place, session: Session) -> contextlib.AbstractContextManager[None]:
+    """Where a step arms a fault: the death of this process in any way lifts it as well."""
+    if not any(step.fault for step in playbook.method):
+        return contextlib.nullcontext()
+    return lifter.guarded(place.fleet, place.deployment, session.env, os.getpid())
 
 
 def _find(shelf: Shelf, name: str) -> Path:
@@ -200,10 +209,15 @@ def _agreed(
     session: Session, step: Step, told: str, approve: list[str], whole: fleet.Fleet, chosen: fleet.Deployment, playbook: Playbook
 ) -> str:
     """Who approved a step; empty when nobody has."""
+    who = operator.who(session.env)["user"]
     if step.approval in approve:
-        return f"{getpass.getuser()} by --approve"
+        return f"{who} by --approve"
     if chosen.on_wedge.action == "playbook" and chosen.on_wedge.playbook == playbook.name:
         return f"{whole.path}: deployment.{chosen.name}.on_wedge"
-    if session.attended and typer.confirm(f"{step.name} needs approval ({step.approval}): {told}\nagree?", err=True):
-        return f"{getpass.getuser()} at the terminal"
+    try:
+        agreed = session.attended and typer.confirm(f"{step.name} needs approval ({step.approval}): {told}\nagree?", err=True)
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error  # also where the terminal is gone
+    if agreed:
+        return f"{who} at the terminal"
     return ""

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
+from monitors.capture.redact import Policy, redact
 from opsctl.rollout.checks import Check
 
 _KEPT = 200  # runs of one deployment
+_WORDS_STAY = Policy(include_prompts=True)  # a playbook's own texts are no client's
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -56,6 +58,21 @@ def utc(now_unix_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_unix_s))
 
 
+def shown(record: Record) -> dict[str, Any]:
+    """The record as plain values, without the secrets that commands, variables and outputs may hold."""
+    found: dict[str, Any] = _clean(msgspec.to_builtins(record), "")
+    return found
+
+
+def _clean(value: Any, key: str) -> Any:
+    if isinstance(value, str):
+        head = f"{key}: "  # a secret may be one by its name alone
+        return redact(head + value, "playbook.json", _WORDS_STAY)[0].removeprefix(head)
+    if isinstance(value, list):
+        return [_clean(inner, key) for inner in value]
+    return {name: _clean(inner, name) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
 def keeper(folder: Path) -> Callable[[Record], None]:
     """A function that writes the record to ``folder``, whole or not at all, and lets the oldest runs go."""
 
@@ -64,7 +81,7 @@ def keeper(folder: Path) -> Callable[[Record], None]:
         target = folder / f"{record.id}.json"
         scratch = folder / f".{record.id}.new"
         with scratch.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(msgspec.to_builtins(record), indent=1) + "\n")
+            file.write(json.dumps(shown(record), indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())
         scratch.rename(target)

@@ -6,12 +6,11 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from monitors import fleet
+from monitors import fleet, keyfile
 from opsctl import commandline, cut
 from opsctl.playbooks.actions import Place, executable
 from opsctl.playbooks.process import end_in
@@ -30,7 +29,7 @@ class Probes:
 
     def __init__(self, deployment: fleet.Deployment, place: Place) -> None:
         self._place = place
-        key = _key(deployment.api_key_file)
+        key = keyfile.read(deployment.api_key_file) if deployment.api_key_file else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._api = Api(deployment.api, key)
         self._client = cut.client(deployment.api, headers)
@@ -44,7 +43,10 @@ class Probes:
         self._client.close()
 
     def check(self, one: Expectation) -> Check:
-        return answered(one.probe, lambda: self._probes[one.probe](tolerated(one)))
+        try:
+            return answered(one.probe, lambda: self._probes[one.probe](tolerated(one)))
+        except RecursionError:
+            return failed(one.probe, "an answer that nests without end")
 
     def _answer(self, tolerance: dict[str, Any]) -> Check:
         found = self._api.complete(tolerance["within_s"])
@@ -130,7 +132,3 @@ class Probes:
                 return found.status_code, found.content.decode(errors="replace")
         except httpx.HTTPError as error:
             raise ApiError(f"{method} {route}: {type(error).__name__}: {error} (at most {within_s:g} s)") from error
-
-
-def _key(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8").strip() if path else ""

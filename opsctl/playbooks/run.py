@@ -2,6 +2,7 @@
 them is done whatever happened, and what must hold is checked again.
 
 Once a step has acted, the rollbacks run: after a success those that say so, after a failure or an interrupt all of them.
+They run whatever went wrong, also where the record can no longer be written.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from monitors.exit_codes import ExitCode
@@ -56,8 +57,10 @@ class Hands:
 
 
 def run(playbook: Playbook, place: Place, hands: Hands, record: Record) -> ExitCode:
-    """Returns how it ended; ``record`` holds the rest."""
+    """Returns how it ended; ``record`` holds the rest. Raises OSError when no record can be kept: nothing was touched then."""
     hands.keep(record)
+    lost: list[str] = []
+    hands = replace(hands, keep=_if_it_can(hands, lost))
     must_hold = playbook.kind in ("experiment", "drill")
     # Where it is only told, it must not hold up what is urgent: a wedged server answers no probe at all.
     before = playbook.hypothesis if must_hold else [hurried(one, _HURRIED_S) for one in playbook.hypothesis]
@@ -66,7 +69,7 @@ def run(playbook: Playbook, place: Place, hands: Hands, record: Record) -> ExitC
     if must_hold and record.before and overall(record.before) is not Outcome.passed:
         return _ended(record, hands, "not begun", f"the steady state does not hold: {_first_bad(record.before)}", ExitCode.FOUND)
     acted, code, interrupted = False, ExitCode.DONE, False
-    armed = False
+    armed, broke = False, ""
     try:
         for step in playbook.method:
             if code is not ExitCode.DONE:
@@ -86,14 +89,20 @@ def run(playbook: Playbook, place: Place, hands: Hands, record: Record) -> ExitC
             if found.outcome != "passed" and not step.page:  # a page that does not go out is told, and holds nothing up
                 code = ExitCode(found.exit_code) if found.exit_code in _TOLD else ExitCode.FOUND
     except KeyboardInterrupt:
-        code, interrupted, acted = ExitCode.INTERRUPTED, True, True
+        code, interrupted = ExitCode.INTERRUPTED, True
+    except Exception as error:  # whatever it is, what was done is undone before it is told
+        code, broke = ExitCode.INTERNAL, f"{type(error).__name__}: {error}"
     undone = _undo(playbook, place, hands, record, failed=code is not ExitCode.DONE, acted=acted, armed=armed)
-    if acted:
-        record.after = _checked(playbook.expected, hands, "after")
+    try:
+        record.after = _checked(playbook.expected if acted else (), hands, "after")
+    except KeyboardInterrupt:
+        code, interrupted = ExitCode.INTERRUPTED, True
     if not undone:
         return _ended(record, hands, "stuck", "a rollback failed: look now", ExitCode.STUCK)
     if interrupted:
-        return _ended(record, hands, "interrupted", "interrupted; the rollbacks have run", code)
+        return _ended(record, hands, "interrupted", f"interrupted; {'the rollbacks have run' if acted else 'nothing was done'}", code)
+    if broke:
+        return _ended(record, hands, "failed", broke, code)
     holds = not record.after or overall(record.after) is Outcome.passed
     if code is not ExitCode.DONE:
         stopped = next(step for step in record.method if step.outcome in ("failed", "held") and step.action != "page")
@@ -105,14 +114,33 @@ def run(playbook: Playbook, place: Place, hands: Hands, record: Record) -> ExitC
         return _ended(record, hands, "failed", why, code)
     if not holds:
         return _ended(record, hands, "failed", f"what must hold does not: {_first_bad(record.after)}", ExitCode.FOUND)
-    return _ended(record, hands, "done", "", ExitCode.INTERNAL if record.page_sent is False else ExitCode.DONE)
+    unpaged = record.page_sent is False
+    why = f"its record could not be written: {lost[-1]}" if lost else ""
+    return _ended(record, hands, "done", why, ExitCode.INTERNAL if unpaged or lost else ExitCode.DONE)
+
+
+def _if_it_can(hands: Hands, lost: list[str]) -> Callable[[Record], None]:
+    """Keeps the record where it can: a disk that is full by now must not end what has begun. ``lost`` gets why it could not."""
+
+    def keep(record: Record) -> None:
+        try:
+            hands.keep(record)
+        except OSError as error:
+            if not lost:
+                hands.talk(f"the record cannot be written, and the playbook goes on: {error}")
+            lost.append(str(error))
+
+    return keep
 
 
 def _undo(playbook: Playbook, place: Place, hands: Hands, record: Record, *, failed: bool, acted: bool, armed: bool) -> bool:
     """Run the rollbacks that are due, and lift faults. False when one of them failed; the others run all the same."""
     good = True
     if armed:
-        why = hands.server.lift()
+        try:
+            why = hands.server.lift()
+        except KeyboardInterrupt:
+            why = "interrupted"
         record.rollbacks.append(StepResult("lift-faults", "fault", "lift all faults", "failed" if why else "passed", why=why))
         good = not why
     for step in playbook.rollbacks:
@@ -123,6 +151,8 @@ def _undo(playbook: Playbook, place: Place, hands: Hands, record: Record, *, fai
             found = _done(step, place, playbook, hands, record, "-")  # whoever agreed to the change agreed to its undoing
         except KeyboardInterrupt:
             found = StepResult(step.name, step.action, actions.told(step, place, playbook.name), "interrupted")
+        except OSError as error:
+            found = StepResult(step.name, step.action, actions.told(step, place, playbook.name), "failed", why=str(error))
         record.rollbacks.append(found)
         hands.keep(record)
         good = good and found.outcome == "passed"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx
 
-from monitors import fleet
+from monitors import fleet, keyfile
 from opsctl import cut
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.probes import Probes
@@ -22,7 +20,7 @@ class Deployed:
     def __init__(self, whole: fleet.Fleet, deployment: fleet.Deployment, place: Place) -> None:
         self._probes = Probes(deployment, place)
         self._pager = UrlPager(whole.page.urls)
-        key = Path(deployment.admin_key_file).read_text(encoding="utf-8").strip() if deployment.admin_key_file else ""
+        key = keyfile.read(deployment.admin_key_file) if deployment.admin_key_file else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._admin = cut.client(deployment.api, headers)
 

@@ -47,7 +47,7 @@ def problems_of(one: Expectation) -> list[str]:
     for name, value in one.tolerance.items():
         if name not in probe.tolerances:
             found.append(f"probe {probe.name} has no tolerance {name!r}; it takes: {', '.join(probe.tolerances) or 'none'}")
-        elif name == "within_s" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+        elif name == "within_s" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86400):
             found.append(f"within_s: {value!r} is no time in seconds")
     found += [f"probe {probe.name} needs the tolerance {name!r}" for name, default in probe.tolerances.items()
               if default is None and name not in one.tolerance]  # fmt: skip

@@ -10,10 +10,11 @@ from typing import Any
 
 import typer
 
-from monitors import fleet
+from monitors import fleet, keyfile
 from monitors.exit_codes import ExitCode
 from opsctl.answer import Answer, Problem, Session
 from opsctl.library import NotFound, Shelf
+from opsctl.load.address import address
 from opsctl.load.client import NoServer
 from opsctl.playbooks import lint
 from opsctl.playbooks.document import PlaybookError
@@ -62,7 +63,7 @@ def show(context: typer.Context, name: str = NAME, fleet_path: str = FLEET, as_j
 @app.command()
 def run(
     context: typer.Context, name: str = NAME, fleet_path: str = FLEET, deployment: str = DEPLOYMENT,
-    url: str = typer.Option("", "--url", help="A server without a fleet file: then its streams alone tell."),
+    url: str = typer.Option("", "--url", callback=address, help="A server without a fleet file: then its streams alone tell."),
     api_key_file: Path | None = typer.Option(None, "--api-key-file", help="A file with the API key."),  # noqa: B008
     runs: int = typer.Option(0, "--runs", min=0, max=1000, help="So many instead of what the experiment says."),
     seconds: float = typer.Option(0.0, "--seconds", min=0, max=86400, help="So long a run instead of what the experiment says."),
@@ -116,10 +117,14 @@ def _find(session: Session, name: str, fleet_path: str, step: str) -> tuple[Play
 
 
 def _site(session: Session, url: str, api_key_file: Path | None, fleet_path: str, deployment: str, bundles: Path | None) -> Site:
-    if url:
-        return Site(url, api_key_file.read_text().strip() if api_key_file else "")
-    chosen = fleet.load(fleet_path).one(deployment)
-    key = Path(chosen.api_key_file).read_text().strip() if chosen.api_key_file else ""
+    chosen = None if url else fleet.load(fleet_path).one(deployment)
+    file = api_key_file if chosen is None else chosen.api_key_file
+    try:
+        key = keyfile.read(file) if file else ""
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}") from error
+    if chosen is None:
+        return Site(url, key)
     return Site(chosen.api, key, deployment=chosen, bundles=bundles or fleet.bundle_root(chosen, session.env))
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from opsctl.load.shapes import sendable
+
 _SCHEMA = {
     "type": "object",
     "properties": {"item": {"type": "string", "maxLength": 24}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -33,12 +35,17 @@ class Probes(_Table):
     """The requests under suspicion. ``every_s`` 0: one after another. ``expect``: text, json or "http 400"."""
 
     constrained: bool = True
-    every_s: float = Field(default=0.0, ge=0)
+    every_s: float = Field(default=0.0, ge=0, le=86400)
     streams: int = Field(default=1, ge=1, le=250)
     max_tokens: int = Field(default=80, ge=1)
     most: int = Field(default=1000, ge=1, le=1_000_000)  # in one run
     expect: str = Field(default="json", pattern=r"^(text|json|http \d{3})$")
     body: dict[str, Any] = Field(default_factory=dict)  # replaces or adds keys of the request
+
+    @model_validator(mode="after")
+    def _sendable(self) -> Probes:
+        sendable(self.body)
+        return self
 
     @property
     def refused(self) -> bool:

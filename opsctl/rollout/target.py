@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from monitors import engines, fleet
+from monitors import engines, fleet, keyfile
 from monitors.remote import Remote
 from opsctl.rollout.plan import Drain
 from opsctl.service import definition
@@ -103,7 +103,7 @@ def of(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]) ->
         raise ServiceError(
             f"{fleet_path}: deployment.{deployment.name}: no service to change; add [[deployment.{deployment.name}.node.service]]"
         )
-    key = Path(deployment.api_key_file).read_text().strip() if deployment.api_key_file else ""
+    key = keyfile.read(deployment.api_key_file) if deployment.api_key_file else ""
     return Target(deployment.name, deployment.engine, deployment.api, key, tuple(members))
 
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from opsctl import cli
-from opsctl.load import cell, plot, results, shapes, table
+from opsctl.load import asked, cell, plot, results, shapes, table
 from opsctl.load.cell import Bounds, Level
 from opsctl.load.client import Client
 from opsctl.load.figures import percentile, wilson
@@ -93,6 +93,18 @@ def test_each_trouble_is_an_error_of_its_own_kind(server: StreamServer, more: di
     ran = measured(server.url, Shape(name="s", **{"max_tokens": 4, **more}), deadline_s=0.3 if kind == "timeout" else 10)
     assert [answer.error for answer in ran.answers] == [kind]
     assert summarise(ran).errors == ({kind: 1} if kind else {})
+
+
+@pytest.mark.parametrize("event", [
+    '{"choices": "abc"}', '{"choices": [null]}', '{"choices": [{"delta": "a"}]}', '{"choices": [{"delta": {"content": [1]}}]}',
+    '{"choices": [{"delta": {"tool_calls": 5}}]}', '{"usage": {"prompt_tokens": "x"}}', '{"usage": {"completion_tokens": -7}}',
+    '{"usage": {"completion_tokens": 1e308}}', '{"system_fingerprint": {"a": 1}}', '[1]', "NaN", "[" * 100_000, '"\\ud800"',
+])  # fmt: skip
+def test_an_answer_of_an_unknown_form_is_an_error_of_that_answer_alone(event: str) -> None:
+    for stream in (True, False):
+        body = f"data: {event}\n\ndata: [DONE]\n\n" if stream else event
+        came = asked.judge(Shape(name="x", stream=stream), 0.0, 1.0, 200, [(0.5, body.encode())])
+        assert came.error in (asked.ODD, asked.INVALID_JSON) and not came.tokens
 
 
 def test_a_server_that_is_gone_in_the_midst_is_counted_as_no_connection() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from monitors.exit_codes import ExitCode
 from opsctl import cli
 from opsctl.playbooks.actions import Place
-from opsctl.playbooks.journal import Record
+from opsctl.playbooks.journal import Record, StepResult, keeper
 from opsctl.playbooks.process import end_in
 from opsctl.playbooks.run import Hands
 from opsctl.playbooks.run import run as carry_out
@@ -173,12 +173,14 @@ def step(name: str, code: str = "pass", **more: Any) -> Step:
     return Step(name=name, run="" if "fault" in more or "page" in more else f'python3 -c "{code}"', **{"deadline_s": 20, **more})
 
 
-def outcome_of(server: Watched, kind: str, method: list[Step], rollbacks: list[Step] | None = None) -> tuple[ExitCode, Record]:
+def outcome_of(server: Watched, kind: str, method: list[Step], rollbacks: list[Step] | None = None,
+               agree: Callable[[Step, str], str] = lambda step, told: "",
+               keep: Callable[[Record], None] = lambda record: None) -> tuple[ExitCode, Record]:  # fmt: skip
     needs = [{"faults": "allowed"}] if any(one.fault for one in method) else []
     made = Playbook.model_validate({"name": "t", "kind": kind, "summary": "t", "needs": needs, "hypothesis": [{"probe": "answer"}],
                                     "method": method, "rollbacks": rollbacks or []})  # fmt: skip
     record = Record("1", "t", kind, "d", "me", "", "now", {})
-    hands = Hands(server, lambda step, told: "", lambda record: None, lambda text: None, grace_s=1.0)
+    hands = Hands(server, agree, keep, lambda text: None, grace_s=1.0)
     return carry_out(made, Place("f", "d"), hands, record), record
 
 
@@ -230,6 +232,40 @@ def test_faults_are_lifted_whatever_happens() -> None:
     server = Watched()
     outcome_of(server, "experiment", [step("arm", fault="no.such")])
     assert server.done == ["lifted"], "a fault that was refused may still have been taken"
+
+
+def test_a_record_that_can_no_longer_be_written_ends_nothing_that_has_begun() -> None:
+    kept = iter(range(1))
+
+    def keep(record: Record) -> None:
+        if next(kept, None) is None:
+            raise OSError(28, "No space left on device")
+
+    server = Watched()
+    code, record = outcome_of(server, "experiment", [step("arm", fault="decode.slow"), step("b")], [step("undo")], keep=keep)
+    assert server.done == ["decode.slow", "lifted"] and [one.outcome for one in record.method] == ["passed", "passed"]
+    assert [one.outcome for one in record.rollbacks] == ["passed", "passed"]
+    assert code is ExitCode.INTERNAL and "No space left" in record.why
+
+
+def test_whatever_breaks_in_the_midst_what_was_done_is_undone() -> None:
+    def gone(step: Step, told: str) -> str:
+        raise RuntimeError("the terminal is gone")
+
+    server = Watched()
+    code, record = outcome_of(server, "experiment", [step("arm", fault="decode.slow"), step("b", approval="restart")], [step("undo")], gone)
+    assert server.done == ["decode.slow", "lifted"] and [one.name for one in record.rollbacks] == ["lift-faults", "undo"]
+    assert code is ExitCode.INTERNAL and (record.outcome, record.why) == ("failed", "RuntimeError: the terminal is gone")
+
+
+def test_a_record_keeps_no_secret(tmp_path: Path) -> None:
+    document = {"method": [{"rollout": {"env": {"HF_TOKEN": "not-for-anyone"}}}]}
+    done = StepResult(
+        "a", "rollout", "opsctl rollout apply --env HF_TOKEN=not-for-anyone", "passed", said="api_key=not-for-anyone\nand more"
+    )
+    keeper(tmp_path)(Record("1", "t", "response", "d", "me", "", "now", document, method=[done]))
+    text = (tmp_path / "1.json").read_text()
+    assert "not-for-anyone" not in text and "and on" in text and json.loads(text)["method"][0]["name"] == "a"
 
 
 def test_a_page_that_does_not_go_out_holds_nothing_up_and_is_told() -> None:
