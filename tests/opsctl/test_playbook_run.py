@@ -265,7 +265,7 @@ def test_a_record_keeps_no_secret(tmp_path: Path) -> None:
     )
     keeper(tmp_path)(Record("1", "t", "response", "d", "me", "", "now", document, method=[done]))
     text = (tmp_path / "1.json").read_text()
-    assert "not-for-anyone" not in text and "and on" in text and json.loads(text)["method"][0]["name"] == "a"
+    assert "not-for-anyone" not in text and "and more" in text and json.loads(text)["method"][0]["name"] == "a"
 
 
 def test_a_page_that_does_not_go_out_holds_nothing_up_and_is_told() -> None:
