@@ -115,7 +115,8 @@ def trigger(served: Served, fault: str) -> None:
         ask_in_background(served, **grammar)
 
 
-# `make prove-monitor` plays every fault over two nodes, and small ranks show every class: two on the real engine do here.
+# `make prove-monitor` plays every fault over two nodes, small ranks show every class, and tests/e2e/test_drills.py plays three
+# on the real engine: one does here.
 @pytest.mark.parametrize(
     ("fault", "classes"),
     [
@@ -126,7 +127,7 @@ def trigger(served: Served, fault: str) -> None:
         pytest.param("callback.stall:rank=1,hold_gil=true", {"hang_host_callback", "hang_asymmetric"}, marks=pytest.mark.slow),
         pytest.param("progress.none:after_steps=5", {"hang_control_plane"}, marks=pytest.mark.slow),
         pytest.param("cpu.spin:rank=0", {"hang_cpu_bound"}, marks=pytest.mark.slow),
-        ("process.stop:rank=1", {"hang_stopped"}),
+        pytest.param("process.stop:rank=1", {"hang_stopped"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_wedge_is_declared_captured_and_named(model: Path, tmp_path: Path, fault: str, classes: set[str]) -> None:
@@ -134,7 +135,8 @@ def test_a_wedge_is_declared_captured_and_named(model: Path, tmp_path: Path, fau
         served.complete()
         trigger(served, fault)
         declared = monitor.wait("stall_declared", 40)
-        assert declared["quiet_s"] <= 5, "seconds after the last progress"
+        assert declared["stall_s"] <= 5, "seconds after the last progress, on a machine that is not crowded"
+        assert declared["quiet_s"] < 15
         verdict = monitor.wait("verdict", 40)
         assert verdict["verdict"] in classes, verdict
         assert verdict["runbook"] == f"runbooks/{verdict['verdict']}.md"

@@ -25,6 +25,7 @@ def test_what_the_model_cannot_do_is_refused_before_anything_is_stopped(group: G
     assert "--tp: 3 does not divide" in answer["errors"][0]["message"]
 
 
+@pytest.mark.slow  # `make demo` and two systemd nodes (test_engine_on_nodes.py) show the same
 def test_the_fix_that_crashes_is_reverted_and_the_one_that_works_is_committed(group: Group) -> None:
     code, answer, err = group.rollout("apply", "--yes", "--set", "disable-overlap-schedule")
     assert code == 3, err
