@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from monitors import fleet
+from opsctl import wholefile
 from opsctl.pid import started
 from opsctl.rollout import operator
 
@@ -104,6 +105,4 @@ class Approvals:
 
     def _write(self, request: Request) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch = self._folder / f".{request.id}.new"
-        scratch.write_bytes(msgspec.json.encode(request))
-        scratch.replace(self._path(request.id))
+        wholefile.write(self._path(request.id), msgspec.json.encode(request))

@@ -171,20 +171,28 @@ def _measure(
     try:
         plan: Plan = make(Mix(shapes.load(shape_file) if shape_file else (PLAIN,), seed))
         session.talk(f"at most {plan.longest_s(len(places)):.0f} s, {len(plan.levels)} levels, {plan.reps} repetitions")
-        found = asyncio.run(measure(plan, places, session.env, session.talk, log))
         if out is not None:
-            results.write(out, found)
+            results.can_write(out)  # before an hour of load, not after it
+        found = asyncio.run(measure(plan, places, session.env, session.talk, log))
     except (ShapeError, ResultsError) as error:
         session.show(Answer(command, exit_code=ExitCode.USAGE, errors=(Problem("load", str(error)),)), as_json=as_json)
         return
     except NoServer as error:
         session.show(Answer(command, exit_code=ExitCode.UNREACHABLE, errors=(Problem("unreachable", str(error)),)), as_json=as_json)
         return
-    session.show(_told(command, found, out), as_json=as_json)
+    lost = ""
+    try:
+        if out is not None:
+            results.write(out, found)
+    except ResultsError as error:
+        lost = str(error)
+    session.show(_told(command, found, out, lost), as_json=as_json)
 
 
-def _told(command: str, found: Results, out: Path | None) -> Answer:
-    """Exit 9 when not a single request came as expected: then the figures say nothing."""
+def _told(command: str, found: Results, out: Path | None, lost: str) -> Answer:
+    """``lost``: why the results file could not be written.
+
+    Exit 9 when not a single request came as expected: then the figures say nothing."""
     data: dict[str, Any] = msgspec.to_builtins(found)
     text = table.of_run(found)
     if len(found.sides) == 2:
@@ -192,11 +200,14 @@ def _told(command: str, found: Results, out: Path | None) -> Answer:
         pairs = table.ratios(found.of(a), found.of(b), paired=True)
         data["ratios"] = [pair.to_json() for pair in pairs]
         text += "\n\n" + table.of_ratios(pairs, a, b)
-    if out is not None:
+    if out is not None and not lost:
         text += f"\n\nresults {out}"
     silent = [side.name for side in found.sides if not any(rep.ok for cell in found.of(side.name).values() for rep in cell.reps)]
     problems = tuple(Problem("no answer", "not one request came as expected; see the errors", name) for name in silent)
-    return Answer(command, data, text, ExitCode.FOUND if silent else ExitCode.DONE, problems)
+    code = ExitCode.FOUND if silent else ExitCode.DONE
+    if lost:
+        problems, code = (*problems, Problem("not written", lost)), code or ExitCode.INTERNAL
+    return Answer(command, data, text, code, problems)
 
 
 def _levels(text: str) -> tuple[Level, ...]:

@@ -6,6 +6,7 @@ A figure means something beside another only where the machine, the day and the 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from opsctl import wholefile
 from opsctl.load.figures import Spread
 from opsctl.load.summary import Summary
 
@@ -108,11 +110,20 @@ def utc(unix_s: float | None = None) -> str:
 
 def write(path: Path, results: Results) -> None:
     """Replaces the file as a whole. Raises ResultsError."""
-    scratch = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(msgspec.to_builtins(results), indent=1) + "\n")
-        scratch.replace(path)
+        wholefile.write(path, (json.dumps(msgspec.to_builtins(results), indent=1) + "\n").encode())
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}") from error
+
+
+def can_write(path: Path) -> None:
+    """Raises ResultsError where ``write`` would find no room for its first byte."""
+    probe = path.with_name(f".{path.name}.{os.getpid()}.probe")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        wholefile.write(probe, b"\n")
+        probe.unlink()
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from monitors.capture.redact import Policy, redact
+from opsctl import wholefile
 from opsctl.rollout.checks import Check
 
 _KEPT = 200  # runs of one deployment
@@ -77,14 +77,7 @@ def keeper(folder: Path) -> Callable[[Record], None]:
     """A function that writes the record to ``folder``, whole or not at all, and lets the oldest runs go."""
 
     def keep(record: Record) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{record.id}.json"
-        scratch = folder / f".{record.id}.new"
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(shown(record), indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.rename(target)
+        wholefile.write(folder / f"{record.id}.json", (json.dumps(shown(record), indent=1) + "\n").encode())
         for old in sorted(folder.glob("*.json"))[:-_KEPT]:
             old.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ import typer
 
 from monitors import fleet, keyfile
 from monitors.exit_codes import ExitCode
+from opsctl import wholefile
 from opsctl.answer import Answer, Problem, Session
 from opsctl.library import NotFound, Shelf
 from opsctl.load.address import address
@@ -86,7 +87,7 @@ def run(
         session.talk(f"only the experiment of {playbook.name} is run; its other steps ({', '.join(others)}) are done by: "
                      f"opsctl playbook run {playbook.name}")  # fmt: skip
     try:
-        found = asyncio.run(repeat(experiment, site, seed, session.talk))
+        found, broke = asyncio.run(repeat(experiment, site, seed, session.talk))
     except NoServer as error:
         session.show(Answer("repro run", exit_code=ExitCode.UNREACHABLE, errors=(Problem("unreachable", str(error)),)), as_json=as_json)
         return
@@ -95,11 +96,18 @@ def run(
         session.show(Answer("repro run", exit_code=ExitCode.HELD, errors=(problem,)), as_json=as_json)
         return
     data = conclusion.document(playbook.name, experiment, found)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(data, indent=1) + "\n")
     whole, sentence = conclusion.conclude(experiment, found)
-    session.show(Answer("repro run", data, f"{_table(experiment, found)}\n\n{sentence}", conclusion.EXIT[whole]), as_json=as_json)
+    code, problems = conclusion.EXIT[whole], tuple(Problem("not kept", note) for one in found for note in one.notes)
+    if broke is not None:
+        which = f"run {len(found) + 1} could not begin: {broke}"
+        problems = (*problems, Problem("broken off", which, remedy="the server went away between two runs: look at it"))
+        code = code or (ExitCode.UNREACHABLE if isinstance(broke, NoServer) else ExitCode.HELD)
+    try:
+        if out is not None:
+            wholefile.write(out, (json.dumps(data, indent=1) + "\n").encode())
+    except OSError as error:
+        code, problems = code or ExitCode.INTERNAL, (*problems, Problem("not written", str(error.strerror), where=str(out)))
+    session.show(Answer("repro run", data, f"{_table(experiment, found)}\n\n{sentence}", code, problems), as_json=as_json)
 
 
 def _find(session: Session, name: str, fleet_path: str, step: str) -> tuple[Playbook, Step, Experiment]:

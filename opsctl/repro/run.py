@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from monitors import fleet
 from monitors.capture import bundle
+from monitors.capture.manifest import BundleError
 from opsctl.load.asked import Asked
-from opsctl.load.client import Client
+from opsctl.load.client import Client, NoServer
 from opsctl.load.shapes import PLAIN
 from opsctl.repro import overlap
 from opsctl.repro.conclusion import Latency, Outcome, Run, outcome
@@ -67,12 +70,15 @@ async def run(experiment: Experiment, site: Site, seed: int, say: Callable[[str]
             boxes = watcher.overlap() if watcher else None
             if watcher is not None:
                 await asyncio.to_thread(watcher.close)
-        verdict, kept = "", ""
+        verdict, kept, notes = "", "", tuple[str, ...]()
         if seen is not None and site.deployment is not None:
             say("the fault is here; evidence is taken")
-            taken = await asyncio.to_thread(_capture, site, ended - seen.began_s)
-            verdict, kept = taken.verdict.verdict.value, str(taken.folder)
-        return _told(experiment, streams, seen, ended - begun, boxes, verdict, kept)
+            try:
+                taken = await asyncio.to_thread(_capture, site, ended - seen.began_s)
+                verdict, kept = taken.verdict.verdict.value, str(taken.folder)
+            except (OSError, BundleError) as error:  # that the fault has come is a result all the same
+                notes = (f"the evidence could not be kept: {error}",)
+        return msgspec.structs.replace(_told(experiment, streams, seen, ended - begun, boxes, verdict, kept), notes=notes)
 
 
 async def _steady(client: Client, seed: int) -> None:
@@ -179,15 +185,23 @@ def _after(streams: Streams, seen: Fault) -> float | None:
     return None if begun is None else max(0.0, seen.began_s - begun)
 
 
-async def repeat(experiment: Experiment, site: Site, seed: int, say: Callable[[str], None]) -> list[Run]:
-    """Run after run, until one has reproduced the fault: a server that is wedged answers no further run."""
+async def repeat(
+    experiment: Experiment, site: Site, seed: int, say: Callable[[str], None]
+) -> tuple[list[Run], NoServer | NotSteady | None]:
+    """Run after run, until one has reproduced the fault: a server that is wedged answers no further run. With them why
+    the next one could not begin, if so. Raises NoServer and NotSteady before the first."""
     runs: list[Run] = []
     for number in range(experiment.runs):
         say(f"run {number + 1} of {experiment.runs}, at most {experiment.seconds:g} s")
-        found = await run(experiment, site, seed + number, say)
+        try:
+            found = await run(experiment, site, seed + number, say)
+        except (NoServer, NotSteady) as error:
+            if not runs:
+                raise
+            return runs, error
         runs.append(found)
         told, why = outcome(experiment, found)
         say(f"run {number + 1}: {told}: {why}")
         if told is Outcome.reproduced:
             break
-    return runs
+    return runs, None

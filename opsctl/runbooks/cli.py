@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
-import os
 import re
 import secrets
 import termios
@@ -18,11 +16,13 @@ import typer
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
+from opsctl import wholefile
 from opsctl.answer import Answer, Problem, Session
 from opsctl.approvals import Approvals, NoSuchRequest, Request
 from opsctl.library import NotFound, Shelf
 from opsctl.playbooks.journal import utc
 from opsctl.playbooks.process import Ran, end_in
+from opsctl.rollout import operator
 from opsctl.runbooks import lint
 from opsctl.runbooks.document import Runbook, RunbookError, Step, read
 from opsctl.runbooks.run import Allowed, Asked, Decider, Run, RunRecord, no_value
@@ -117,7 +117,7 @@ def run(
         raise typer.BadParameter(f"--bundle {bundle}: no such folder")
     told = Values(book, chosen)
     decider: Decider
-    who = getpass.getuser()
+    who = operator.who(session.env)["user"]
     if yes:
         _check_values(book, told, values, chosen.service, lambda step: step.name not in skip and (
             not step.approval or step.approval in approve or approval_wait_s > 0))  # fmt: skip
@@ -137,6 +137,9 @@ def run(
     code = run_of.go(record)
     data = {**msgspec.to_builtins(record), "fidelity": record.fidelity, "record": str(folder / f"{record.id}.json")}
     errors = () if code is ExitCode.DONE else (Problem(record.outcome, _why(record), where=f"{book.name}: {record.steps[-1].name}"),)
+    if run_of.lost:
+        errors = (*errors, Problem("not-recorded", f"the record could not be written: {run_of.lost}", where=str(folder)))
+        code = code or ExitCode.INTERNAL
     session.show(Answer("runbook run", data, _text(record, data["record"]), code, errors), as_json=as_json)
 
 
@@ -236,21 +239,21 @@ def _executor(session: Session, *, aloud: bool) -> Callable[[list[str], float], 
 
 
 def _keeper(folder: Path, values: dict[str, str]) -> Callable[[RunRecord], None]:
-    """Writes the record to ``folder``, and beside the bundle's artefacts where there is one: whole or not at all."""
+    """Writes the record to ``folder``, and beside the bundle's artefacts where there is one, which may be on another disk."""
 
     def keep(record: RunRecord) -> None:
         content = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         homes = [(folder, f"{record.id}.json")]
         if values.get("BUNDLE") and Path(values["BUNDLE"]).is_dir():
             homes.append((Path(values["BUNDLE"]), f"runbook-{record.id}.json"))
+        broke = None
         for home, name in homes:
-            home.mkdir(parents=True, exist_ok=True)
-            scratch = home / f".{name}.new"
-            with scratch.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.rename(home / name)
+            try:
+                wholefile.write(home / name, content)
+            except OSError as error:
+                broke = broke or error
+        if broke is not None:
+            raise broke
 
     return keep
 

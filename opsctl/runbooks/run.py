@@ -114,6 +114,7 @@ class Run:
     find: Callable[[str, str], Told] = lambda name, bundle: Told("", "")
     manager: str = ""
     aloud: bool = False
+    lost: str = ""  # why the record could not be written, where it could not
     _found: dict[str, str] = field(default_factory=dict)
 
     def go(self, record: RunRecord) -> ExitCode:
@@ -138,7 +139,7 @@ class Run:
                 code = ExitCode.HELD
             elif found.outcome in ("interrupted", "left"):
                 code = ExitCode.INTERRUPTED
-            self.keep(record)
+            self._keep(record)
             if code is not ExitCode.DONE:
                 left = ", ".join(one.name for one in self.runbook.steps[at:])
                 self.talk(f"not reached: {left}; once it is clear why: opsctl runbook run {record.runbook}" if left else "")
@@ -147,8 +148,17 @@ class Run:
             self.talk(f"\n{self.runbook.after}\n")
         ends = {ExitCode.DONE: "done", ExitCode.HELD: "held", ExitCode.INTERRUPTED: "interrupted"}
         record.outcome, record.ended_utc = ends.get(code, "failed"), self.utc()
-        self.keep(record)
+        self._keep(record)
         return code
+
+    def _keep(self, record: RunRecord) -> None:
+        """A disk that is full is no reason to leave a server down: it is told, and the run goes on."""
+        try:
+            self.keep(record)
+        except OSError as error:
+            if not self.lost:
+                self.talk(f"    the record cannot be written, and the run goes on: {error}")
+            self.lost = str(error)
 
     def _one(self, step: Step) -> StepRecord:
         if not step.applies(self.manager):
@@ -169,11 +179,15 @@ class Run:
             self.talk(f"    not run: {error}")
             return msgspec.structs.replace(_left(step, "failed", f"not run: {error}"), command=command, edited=command != shown)
         began = self.utc()
-        ran = self.execute(executable(words), step.deadline_s)
+        try:
+            ran = self.execute(executable(words), step.deadline_s)
+        except (OSError, ValueError) as error:  # no folder for temporary files; a character that no command can have
+            ran = Ran(None, "", 0.0, f"not run: {error}")
         self._note_bundle(ran.said)
         said, _ = redact(ran.said[-_KEPT_CHARACTERS:], "runbook.log")
         good = ran.code in step.expects
-        return StepRecord(step.name, step.section, command, "passed" if good else "failed", edited=command != shown, began_utc=began,
+        kept, _ = redact(command, "runbook.log")
+        return StepRecord(step.name, step.section, kept, "passed" if good else "failed", edited=command != shown, began_utc=began,
                           seconds=round(ran.seconds, 3), exit_code=ran.code, approved_by=decision.by, why="" if good else ran.ending,
                           said=said, filled={name: self._found[name] for name in step.variables if name in self._found})  # fmt: skip
 
@@ -193,8 +207,16 @@ class Run:
     def _note_bundle(self, said: str) -> None:
         """The first bundle that a step names is ``BUNDLE``, unless one was given; the newest other one is ``SECOND``."""
         for word in (word.rstrip(",.;:)") for word in re.findall(r"/[^\s\"']+", said)):
-            if (Path(word) / "manifest.json").is_file() and self.values.setdefault("BUNDLE", word) != word:
+            if _is_bundle(Path(word)) and self.values.setdefault("BUNDLE", word) != word:
                 self.values["SECOND"] = word
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Not, too, where it cannot be told: somebody else's folder, a word too long for a path."""
+    try:
+        return (folder / "manifest.json").is_file()
+    except OSError:
+        return False
 
 
 def no_value(step: Step, missing: Mapping[str, str]) -> str:

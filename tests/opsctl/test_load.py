@@ -278,6 +278,17 @@ def test_a_run_in_which_nothing_was_answered_exits_9_and_says_what_came(server: 
     assert ran.code == 9 and "5 http 503" in ran.out and "not one request" in ran.err
 
 
+def test_results_that_have_nowhere_to_go_are_refused_before_the_run_and_shown_after_it(
+    server: StreamServer, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_before = len(server.bodies)
+    ran = opsctl("load", "run", "--url", server.url, "--shapes", small, "--out", tmp_path)
+    assert ran.code == 2 and "Is a directory" in ran.err and len(server.bodies) == asked_before
+    monkeypatch.setattr(results, "can_write", lambda path: None)
+    ran = opsctl("load", "run", "--url", server.url, "--shapes", small, "--reps", "1", "--requests", "2", "--out", "/dev/full/x", "--json")
+    assert ran.code == 1 and ran.errors[0]["code"] == "not written" and ran.data["cells"][0]["reps"][0]["ok"] == 2
+
+
 def test_wilson_intervals_are_those_of_the_literature() -> None:
     assert wilson(0, 100) == pytest.approx((0.0, 0.0370), abs=1e-4)
     assert wilson(100, 100) == pytest.approx((0.9630, 1.0), abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from engine.blackbox import BatchKind, Event, EventKind, RequestFlag
 from opsctl import cli
 from opsctl.playbooks import lint
 from opsctl.repro import conclusion, overlap
+from opsctl.repro import run as running
 from opsctl.repro.conclusion import Outcome, Run
 from opsctl.repro.context import Context
 from opsctl.repro.experiment import Experiment
 from opsctl.repro.overlap import Batches, Measured
+from opsctl.repro.run import NotSteady, Site, repeat
 from opsctl.repro.watch import brought
 from tests.opsctl.site import Ran
 from tests.opsctl.stream_server import streaming
@@ -255,3 +258,17 @@ def test_the_five_experiments_of_the_incident_are_listed_shown_and_clean() -> No
         assert "the fault: held work that gives nothing" in shown.getvalue()
     packaged = Path(__file__).parents[2] / "playbooks"
     assert [lint.problems(packaged / f"repro-{letter}.yaml") for letter in "abcps"] == [[]] * 5
+
+
+def test_a_server_that_goes_away_between_two_runs_costs_not_the_first_ones_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady = iter((True,))
+
+    async def run(experiment: Experiment, site: Site, seed: int, say: Any) -> Run:
+        if not next(steady, False):
+            raise NotSteady("a plain request came to: http 503")
+        return made()
+
+    monkeypatch.setattr(running, "run", run)
+    experiment = Experiment.model_validate({"runs": 3, "seconds": 1, "overlap": {"share": 0}})
+    found, broke = asyncio.run(repeat(experiment, Site("http://127.0.0.1:9"), 0, lambda text: None))
+    assert len(found) == 1 and "503" in str(broke)

@@ -285,3 +285,25 @@ def test_bundles_that_captures_name_fill_the_variables_of_the_steps_behind_them(
     Run(book, nobody, execute, lambda record: None, lambda text: None, lambda: "now", {"FLEET": "fleet.toml"}).go(
         RunRecord("id", "stopped", "flash", "somebody", "now"))  # fmt: skip
     assert ran[-1][-2:] == [f"{tmp_path}/first", f"{tmp_path}/second"]
+
+
+def test_a_full_disk_an_odd_word_or_a_step_that_cannot_begin_does_not_break_a_run_off() -> None:
+    book = parse(BOOK.format(signal="TERM").replace(" approval=continue", ""), "stopped.md")
+    record = RunRecord("id", "stopped", "flash", "somebody", "now")
+    said = iter((f"bundle /{'x' * 300}, see /\udcff", "token=1"))
+
+    def execute(argv: list[str], deadline_s: float) -> Ran:
+        if (word := next(said, None)) is None:
+            raise FileNotFoundError(2, "No usable temporary directory found")
+        return Ran(0, word, 0.1)
+
+    def full(record: RunRecord) -> None:
+        raise OSError(28, "No space left on device")
+
+    told: list[str] = []
+    run = Run(book, Allowed(frozenset(), frozenset(), "somebody"), execute, full, told.append, lambda: "now",
+              {"FLEET": "x?api_key=not-for-anyone", "PID": "1"})  # fmt: skip
+    assert run.go(record) == 9 and [step.outcome for step in record.steps] == ["passed", "passed", "failed"]
+    assert "No usable temporary directory" in record.steps[2].why
+    assert "No space left" in run.lost and len([line for line in told if "the record cannot be written" in line]) == 1
+    assert "not-for-anyone" not in str(record)
