@@ -12,7 +12,7 @@ from typing import Any
 
 from monitors import engines, zones
 from monitors.artefacts import Found, promote, reader_of
-from monitors.capture.manifest import BundleError, verify
+from monitors.capture.manifest import BundleError, load, verify
 from monitors.engines import Dialect
 from monitors.judge.classify import classify
 from monitors.judge.scene import Missing, Scene
@@ -50,7 +50,7 @@ def read(folder: Path) -> Scene:
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "case.yaml")
     if not files:
         raise CaseError(f"{folder}: holds no file to judge")
-    dialect = detect(files)
+    dialect = _recorded(folder) or detect(files)
     found = Found()
     known = False
     for path in files:
@@ -111,6 +111,15 @@ def _canary(said: object) -> tuple[int, int]:
         return 0, 0
     digests = said["under_load"]
     return sum(digest != said.get("recorded") for digest in digests), len(digests)
+
+
+def _recorded(folder: Path) -> Dialect | None:
+    """The engine that the capture of a bundle was told; a generic one says nothing of how it speaks."""
+    try:
+        engine = str(load(folder).get("engine"))
+    except BundleError:
+        return None
+    return engines.load(engine) if engine in engines.names() and engine != "generic" else None
 
 
 def detect(files: list[Path]) -> Dialect:

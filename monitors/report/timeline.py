@@ -77,7 +77,8 @@ def build(scene: Scene, manifest: Mapping[str, Any], trail: Sequence[Mapping[str
     for rank, box in sorted(scene.boxes.items()):
         clock = scene.clocks.get(rank)
         if clock is not None and clock.unix_ns:
-            _box(line, rank, box, clock, offsets.get(nodes.get(rank, ""), 0.0), scene.box_cites[rank])
+            stopped = any(process.rank == rank and process.state.startswith("T") for process in scene.processes)
+            _box(line, rank, box, clock, offsets.get(nodes.get(rank, ""), 0.0), scene.box_cites[rank], stopped=stopped)
     for log in scene.logs:
         _log(line, log)
     if suspicion.get("utc"):
@@ -94,7 +95,7 @@ def build(scene: Scene, manifest: Mapping[str, Any], trail: Sequence[Mapping[str
     return line
 
 
-def _box(line: Timeline, rank: int, box: Snapshot, clock: Clock, offset_s: float, cite: Cite) -> None:
+def _box(line: Timeline, rank: int, box: Snapshot, clock: Clock, offset_s: float, cite: Cite, *, stopped: bool) -> None:
     def unix(mono_ns: int) -> float:
         return (clock.unix_ns + mono_ns - clock.mono_ns) / 1e9 - offset_s
 
@@ -126,6 +127,9 @@ def _box(line: Timeline, rank: int, box: Snapshot, clock: Clock, offset_s: float
     for step, (start, kind) in begun.items():
         text = f"step {step}: {kind} begun and never ended ({seen - start:.1f} s at the capture)"
         line.spans.append(Span(start, seen, lane, "open", text, cite))
+    if stopped and box.events:
+        text = "nothing more was recorded: the process is stopped (state T)"
+        line.spans.append(Span(unix(box.events[-1].mono_ns), seen, lane, "stopped", text, cite))
     progress = unix(box.host.progress_ns)
     if box.host.progress_ns:
         line.last_progress_s = max(line.last_progress_s or 0.0, progress)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from monitors import casefolder
 from monitors.capture import archive, bundle
 from opsctl.cli import main
 from opsctl.runbooks.run import RunRecord, StepRecord
@@ -51,6 +52,18 @@ def test_a_manifest_says_clocks_tools_and_digests(taken: Path) -> None:
     assert data["clocks"]["a"]["within_s"] > 0 and abs(data["clocks"]["a"]["offset_s"]) <= data["clocks"]["a"]["within_s"]
     assert data["tools"]["a"]["py_spy"].startswith("py-spy") and data["end"] >= data["start"]
     assert set(data["config_digests"]) == {"0", "1", "2"}
+
+
+def test_the_engine_is_the_one_that_the_capture_was_told_whatever_the_log_sounds_like(taken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(taken, folder)
+    for box in folder.glob("rank-*.box"):
+        box.unlink()
+    (folder / "server.log").write_text(
+        "[2026-03-02 10:00:05 TP0] Decode batch, #running-req: 2, #token: 9, gen throughput (token/s): 5.0\n"
+    )
+    assert casefolder.detect([folder / "server.log"]).name == "sglang"
+    assert casefolder.read(folder).dialect.name == "lastbatch"
 
 
 def test_the_report_is_one_page_that_asks_nothing_of_any_network(taken: Path, tmp_path: Path) -> None:
