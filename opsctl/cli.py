@@ -122,7 +122,7 @@ def main(
     args = sys.argv[1:] if args is None else args
     session = Session(
         os.environ if env is None else env, stdin or _lenient(sys.stdin, "replace"), stdout or _lenient(sys.stdout, "backslashreplace"),
-        stderr or sys.stderr,
+        stderr or _lenient(sys.stderr, "backslashreplace"),
     )  # fmt: skip
     words = [word for word in args if not word.startswith("-")][:2]
     try:
@@ -164,8 +164,11 @@ def main(
     return session.exit_code
 
 
-def _lenient(stream: TextIO, errors: str) -> TextIO:
-    """A name that is no UTF-8, a terminal that knows fewer characters: shown or read as far as it goes."""
+def _lenient(stream: TextIO | None, errors: str) -> TextIO:
+    """A name that is no UTF-8, a terminal that knows fewer characters: shown or read as far as it goes. One that was closed
+    before we began is a null device, lest a file of ours gets its number."""
+    if stream is None:
+        return Path(os.devnull).open("r+")
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=errors)
     return stream
