@@ -45,20 +45,20 @@ def run(
     fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file")],
     deployment: Annotated[list[str] | None, typer.Option("--deployment", help="watch this one (repeatable); default: all")] = None,
     stall_s: Annotated[
-        float | None, typer.Option("--stall-s", help="a fixed stall time [s]; default: by the server's own step times, 4 s on black boxes")
+        float | None,
+        typer.Option("--stall-s", min=0.001, help="a fixed stall time [s]; default: by the server's own step times, 4 s on black boxes"),
     ] = None,
-    poll_s: Annotated[float, typer.Option("--poll-s", help="time between two looks [s]")] = 0.5,
+    poll_s: Annotated[float, typer.Option("--poll-s", min=0.001, help="time between two looks [s]")] = 0.5,
     state_dir: Annotated[Path | None, typer.Option("--state-dir", help="what is open and paged is kept here")] = None,
     bundle_dir: Annotated[Path | None, typer.Option("--bundle-dir", help="bundles go here instead of where the fleet file says")] = None,
     native: Annotated[bool, typer.Option("--native", help="also take native stacks, which pause every process")] = False,
     status_port: Annotated[
-        int | None, typer.Option("--status-port", help="serve JSON and Prometheus metrics on this loopback port; 0: a free one")
+        int | None,
+        typer.Option("--status-port", min=0, max=65535, help="serve JSON and Prometheus metrics on this loopback port; 0: a free one"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON event a line on stdout")] = False,
 ) -> None:
     """Watch until SIGTERM or Ctrl-C."""
-    if (stall_s is not None and stall_s <= 0) or poll_s <= 0:
-        _fail("--stall-s and --poll-s must be above 0")
     try:
         whole = fleet.load(fleet_file)
         chosen = [whole.one(name) for name in deployment] if deployment else list(whole.deployment.values())
@@ -176,7 +176,7 @@ def page_test(
 @app.command()
 def silence(
     state_dir: Annotated[Path, typer.Option("--state-dir", help="the one that `run` was given")],
-    for_s: Annotated[float, typer.Option("--for-s", help="how long [s]; 0 ends those that match")] = 3600.0,
+    for_s: Annotated[float, typer.Option("--for-s", min=0.0, help="how long [s]; 0 ends those that match")] = 3600.0,
     deployment: Annotated[str, typer.Option("--deployment", help="name or pattern")] = "*",
     verdict: Annotated[str, typer.Option("--verdict", help="class or pattern, e.g. hang_*")] = "*",
     why: Annotated[str, typer.Option("--why", help="kept beside it")] = "",

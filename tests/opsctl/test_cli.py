@@ -150,7 +150,7 @@ def _options(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def test_every_number_of_a_command_line_has_a_least_so_that_none_below_zero_is_taken() -> None:
-    free = [f"{path} {option.opts[0]}" for path, option in _options(commandline.programs()["opsctl"], "opsctl")
+    free = [f"{path} {option.opts[0]}" for name, program in commandline.programs().items() for path, option in _options(program, name)
             if option.type_descriptor.annotation in (int, float) and option.min is None]  # fmt: skip
     assert free and all(one.endswith(" --seed") for one in free), free
 
