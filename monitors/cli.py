@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -24,6 +24,7 @@ from monitors.judge.progress import Limits
 from monitors.judge.verdict import Verdict
 from monitors.liveness import Liveness
 from monitors.observe import web
+from monitors.packaging import unit as packaged
 from monitors.sdnotify import Notifier
 from monitors.status import StatusServer
 
@@ -211,10 +212,22 @@ def ack(
 def unit(
     fleet_file: Annotated[Path, typer.Option("--fleet", help="the fleet file that the unit names")] = Path("/etc/lastbatch/fleet.toml"),
 ) -> None:
-    """Print the systemd unit of the monitor with this machine's paths."""
-    text = (resources.files("monitors.packaging") / "hang-monitor.service").read_text(encoding="utf-8")
+    """Print the systemd unit of the monitor: this machine's paths, and what the fleet file's on_wedge and bundle_dir need."""
+    found = None
+    if fleet_file.exists():
+        try:
+            found = fleet.load(fleet_file)
+        except fleet.FleetError as error:
+            _fail(str(error))
+    else:
+        print(
+            f"hang-monitor: {fleet_file} is not there: print the unit again when it is, if it has on_wedge or bundle_dir", file=sys.stderr
+        )
     command = Path(sys.executable).with_name("hang-monitor")
-    print(text.replace("@HANG_MONITOR@", str(command)).replace("@FLEET@", str(fleet_file.absolute())), end="")
+    try:
+        print(packaged.text(str(command), str(fleet_file.absolute()), found), end="")
+    except packaged.NotFromAUnit as error:
+        _fail(str(error))
 
 
 @app.command()
