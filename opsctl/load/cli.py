@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import typer
 
 from monitors import keyfile
 from monitors.exit_codes import ExitCode
+from opsctl import eventloop
 from opsctl.answer import Answer, Problem, Session
 from opsctl.load import plot as drawing
 from opsctl.load import results, shapes, sides, table
@@ -41,6 +42,9 @@ GRACE_S = typer.Option(60.0, "--grace-s", min=0, max=3600, help="What requests t
 OUT = typer.Option(None, "--out", help="Write the results file here; `compare` and `plot` read it.")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
 SECONDS = typer.Option(60.0, "--duration-s", min=0.1, max=3600, help="No request of a level begins after that.")
+CACHED = typer.Option(
+    False, "--cached", help="Random prompts as the seed alone gives them: what an earlier run asked may be in the prefix cache."
+)
 WARMUP = typer.Option(2, "--warmup", min=1, max=1000, help="Requests before the first level that are not counted.")
 LOG = typer.Option(None, "--log", help="What started commands say goes here.")
 BOOT_S = typer.Option(300.0, "--boot-s", min=1, max=3600, help="How long a started command may take until it serves.")
@@ -62,14 +66,22 @@ def run(
     requests: int = typer.Option(64, "--requests", min=1, max=1_000_000, help="Requests of a repetition, at most."),
     duration_s: float = SECONDS, shape_file: Path | None = SHAPES, seed: int = SEED, reps: int = REPS, warmup: int = WARMUP,
     model: str = MODEL, api_key_file: Path | None = KEY_FILE, request_s: float = REQUEST_S, grace_s: float = GRACE_S,
-    out: Path | None = OUT, as_json: bool = JSON,
+    cached: bool = CACHED, out: Path | None = OUT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """One level: a closed loop of --streams, or Poisson arrivals at --rate."""
     bounds = Bounds(requests, duration_s, grace_s)
     level = Level(most_open if rate else streams, rate)
     place = Place("server", url, model, _key(api_key_file), request_s=request_s)
+    fresh = _fresh(cached)
     _measure(
-        context.obj, "load run", [place], lambda mix: Plan(mix, (level,), lambda _: bounds, reps, warmup), shape_file, seed, out, as_json
+        context.obj,
+        "load run",
+        [place],
+        lambda mix: Plan(mix, (level,), lambda _: bounds, reps, warmup, fresh),
+        shape_file,
+        seed,
+        out,
+        as_json,
     )
 
 
@@ -78,14 +90,14 @@ def sweep(
     context: typer.Context, url: str = URL, streams: str = LEVELS, requests_per_stream: int = EACH,
     duration_s: float = SECONDS, shape_file: Path | None = SHAPES, seed: int = SEED, reps: int = REPS, warmup: int = WARMUP,
     model: str = MODEL, api_key_file: Path | None = KEY_FILE, request_s: float = REQUEST_S, grace_s: float = GRACE_S,
-    out: Path | None = OUT, as_json: bool = JSON,
+    cached: bool = CACHED, out: Path | None = OUT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Closed loops of 1 to 250 streams."""
     levels = _levels(streams)
     place = Place("server", url, model, _key(api_key_file), request_s=request_s)
 
     def plan(mix: Mix) -> Plan:
-        return Plan(mix, levels, _bounds(requests_per_stream, duration_s, grace_s), reps, warmup)
+        return Plan(mix, levels, _bounds(requests_per_stream, duration_s, grace_s), reps, warmup, _fresh(cached))
 
     _measure(context.obj, "load sweep", [place], plan, shape_file, seed, out, as_json)
 
@@ -99,7 +111,7 @@ def ab(
     streams: str = typer.Option("1,8", "--streams", help="Levels, as for sweep."), requests_per_stream: int = EACH,
     duration_s: float = SECONDS, shape_file: Path | None = SHAPES, seed: int = SEED, reps: int = REPS, warmup: int = WARMUP,
     model: str = MODEL, api_key_file: Path | None = KEY_FILE, request_s: float = REQUEST_S, grace_s: float = GRACE_S,
-    boot_s: float = BOOT_S, log: Path | None = LOG, out: Path | None = OUT, as_json: bool = JSON,
+    boot_s: float = BOOT_S, log: Path | None = LOG, cached: bool = CACHED, out: Path | None = OUT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Two servers, or two configurations of one, in turns: the same requests, and ratios pair by pair."""
     if not against and not (command and against_command):
@@ -114,7 +126,7 @@ def ab(
     b = replace(a, name="B", url=against or url, command=against_command)
 
     def plan(mix: Mix) -> Plan:
-        return Plan(mix, levels, _bounds(requests_per_stream, duration_s, grace_s), reps, warmup)
+        return Plan(mix, levels, _bounds(requests_per_stream, duration_s, grace_s), reps, warmup, _fresh(cached))
 
     _measure(context.obj, "load ab", [a, b], plan, shape_file, seed, out, as_json, log)
 
@@ -145,9 +157,11 @@ def compare(
         problem = Problem("not comparable", "the two have no level in common", f"{before}, {after}")
         session.show(Answer("load compare", exit_code=ExitCode.USAGE, errors=(problem,)), as_json=as_json)
         return
-    warned = [f"NOT COMPARABLE, forced: {text}" for text in why]
-    text = "\n".join([*warned, table.of_ratios(found, "before", "after")])
-    session.show(Answer("load compare", {"forced": list(why), "ratios": [r.to_json() for r in found]}, text), as_json=as_json)
+    notes = [f"NOT COMPARABLE, forced: {text}" for text in why] + table.left_out(one, two)
+    text = "\n".join([*notes, table.of_ratios(found, "before", "after")])
+    session.show(
+        Answer("load compare", {"forced": list(why), "notes": notes, "ratios": [r.to_json() for r in found]}, text), as_json=as_json
+    )
 
 
 @app.command()
@@ -173,7 +187,7 @@ def _measure(
         session.talk(f"at most {plan.longest_s(len(places)):.0f} s, {len(plan.levels)} levels, {plan.reps} repetitions")
         if out is not None:
             results.can_write(out)  # before an hour of load, not after it
-        found = asyncio.run(measure(plan, places, session.env, session.talk, log))
+        found = eventloop.run(measure(plan, places, session.env, session.talk, log))
     except (ShapeError, ResultsError) as error:
         session.show(Answer(command, exit_code=ExitCode.USAGE, errors=(Problem("load", str(error)),)), as_json=as_json)
         return
@@ -208,6 +222,10 @@ def _told(command: str, found: Results, out: Path | None, lost: str) -> Answer:
     if lost:
         problems, code = (*problems, Problem("not written", lost)), code or ExitCode.INTERNAL
     return Answer(command, data, text, code, problems)
+
+
+def _fresh(cached: bool) -> str:
+    return "" if cached else secrets.token_hex(4)
 
 
 def _levels(text: str) -> tuple[Level, ...]:

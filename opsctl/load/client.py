@@ -41,6 +41,7 @@ class Client:
                  clock: Callable[[], float] = time.perf_counter) -> None:  # fmt: skip
         self.base, self.model, self.deadline_s, self.clock = base.rstrip("/"), model, deadline_s, clock
         self.tokens_per_word = TOKENS_PER_WORD
+        self.fresh: tuple[str, ...] = ()  # what random prompts begin with
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         # One transport for the run; what a proxy of the environment would add is not the server's time.
@@ -75,7 +76,7 @@ class Client:
     async def ask(self, shape: Shape, chance: random.Random, *, until: float = math.inf) -> Asked:
         """Send one request of a shape. Never raises for what the server does. ``until``: the run's end on the clock;
         what has no answer by then is unfinished, which is not the server's fault."""
-        return await self.send(shape, shape.body(self.model, chance, tokens_per_word=self.tokens_per_word), until=until)
+        return await self.send(shape, shape.body(self.model, chance, tokens_per_word=self.tokens_per_word, fresh=self.fresh), until=until)
 
     async def send(self, shape: Shape, body: dict[str, Any], *, until: float = math.inf,
                    on_part: Callable[[float], None] | None = None) -> Asked:  # fmt: skip

@@ -14,7 +14,7 @@ from opsctl.load import asked, cell, results, sides
 from opsctl.load.cell import Bounds, Level
 from opsctl.load.client import Client, NoServer
 from opsctl.load.results import Cell, Results, Side
-from opsctl.load.shapes import Mix
+from opsctl.load.shapes import Mix, fresh_words
 from opsctl.load.sides import Place
 from opsctl.load.summary import Summary, client_bound, summarise
 
@@ -25,13 +25,15 @@ _APART = 1 << 24  # between the numbers of two levels' requests: more than a lev
 
 @dataclass(frozen=True)
 class Plan:
-    """``bounds`` are of one level of one repetition. ``warmup``: requests before the first level that are not counted."""
+    """``bounds`` are of one level of one repetition. ``warmup``: requests before the first level that are not counted.
+    ``fresh``: a name of this run alone, so that no prefix cache holds its random prompts; empty: whatever is cached is."""
 
     mix: Mix
     levels: tuple[Level, ...]
     bounds: Callable[[Level], Bounds]
     reps: int = 3
     warmup: int = 2
+    fresh: str = ""
 
     def longest_s(self, places: int) -> float:
         """The bound on the whole run, without boots."""
@@ -60,7 +62,7 @@ async def measure(plan: Plan, places: Sequence[Place], env: Mapping[str, str], s
             for one in _turn(taken, rep):
                 async with sides.opened(one.place, env, log) as client:
                     one.model = client.model
-                    await _warm(client, plan)
+                    await _warm(client, plan, one.place)
                     for at in range(len(plan.levels)):
                         await _level(client, plan, one, rep, at, say)
     else:
@@ -68,7 +70,7 @@ async def measure(plan: Plan, places: Sequence[Place], env: Mapping[str, str], s
             clients = [await stack.enter_async_context(sides.opened(one.place, env)) for one in taken]
             for one, client in zip(taken, clients, strict=True):
                 one.model = client.model
-                await _warm(client, plan)
+                await _warm(client, plan, one.place)
             for rep in range(plan.reps):
                 for at in range(len(plan.levels)):
                     for one, client in _turn(list(zip(taken, clients, strict=True)), rep + at):
@@ -82,11 +84,13 @@ async def measure(plan: Plan, places: Sequence[Place], env: Mapping[str, str], s
     ))  # fmt: skip
     who = tuple(Side(one.place.name, one.place.url, one.model, one.place.command, tuple(sorted(one.fingerprints))) for one in taken)
     return Results(results.SCHEMA, begun, results.here(), plan.mix.seed, plan.mix.to_json(), plan.mix.digest, who, cells,
-                   results.utc(), round(load, 2), notes)  # fmt: skip
+                   results.utc(), round(load, 2), notes, bool(plan.fresh))  # fmt: skip
 
 
-async def _warm(client: Client, plan: Plan) -> None:
+async def _warm(client: Client, plan: Plan, place: Place) -> None:
     """Raises NoServer when not one of the warm-up's requests is answered with anything."""
+    # By sides too: both may be one server.
+    client.fresh = fresh_words(f"{plan.fresh}/{place.name}") if plan.fresh else ()
     came = await client.learn_tokens(plan.mix.shapes[0], random.Random(f"warm/{plan.mix.seed}"))
     for number in range(plan.warmup - 1):
         shape, chance = plan.mix.draw(-1 - number)
@@ -107,4 +111,5 @@ async def _level(client: Client, plan: Plan, one: _Taken, rep: int, at: int, say
     one.fingerprints |= {answer.fingerprint for answer in ran.answers if answer.fingerprint}
     wrong = ", ".join(f"{count} {kind}" for kind, count in {**found.errors, **found.not_ours}.items())
     told = f"{found.ok} ok{', ' + wrong if wrong else ''}"
-    say(f"{one.place.name}  {level.label:>5} streams  {rep + 1}/{plan.reps}  {found.tokens_per_s:8.1f} tok/s  {told}")
+    how = level.label if level.rate else f"{level.label} streams"
+    say(f"{one.place.name}  {how:>12}  {rep + 1}/{plan.reps}  {found.tokens_per_s:8.1f} tok/s  {told}")

@@ -82,6 +82,7 @@ class Results(msgspec.Struct, frozen=True):
     ended_utc: str = ""
     load_average: float = 0.0  # before the run: who else used the machine
     notes: tuple[str, ...] = ()
+    fresh: bool = False  # no random prompt stood in a prefix cache of before
 
     @property
     def day(self) -> str:
@@ -158,6 +159,8 @@ def differs(before: Results, after: Results) -> tuple[str, ...]:
         found.append(f"of servers on different hosts: {', '.join(_servers(before.sides))} and {', '.join(_servers(after.sides))}")
     if before.shapes_digest != after.shapes_digest:
         found.append("different requests were sent (shapes or seed)")
+    if before.fresh != after.fresh:
+        found.append("prompts of one run may have stood in the server's prefix cache, those of the other did not")
     return tuple(found)
 
 

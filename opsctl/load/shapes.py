@@ -1,7 +1,8 @@
 """What is sent: shapes of requests, each with its share of the traffic, read from a TOML or YAML file.
 
 A shape draws its requests from a seed, so that two servers, or one server on two days, are asked the same things.
-Prompts are random words: no answer of one request is in the prefix cache of another, unless a system prompt is shared.
+Prompts are random words: no request finds another's in the prefix cache, unless a system prompt is shared; and none finds
+those of an earlier run with the same seed, for a run's own words stand before them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ evening farmer gentle hammer island jacket kettle lantern meadow number orange p
 uncle village weather young answer button corner doctor energy flower ground history inside journey knowledge little
 machine nature office people question reason season travel useful visit wonder
 """.split()  # noqa: SIM905 (a list of a hundred quoted words reads worse)
+_FRESH = 5
 TOKENS_PER_WORD = 1.3  # of the words above, until the server has counted some
 
 
@@ -69,10 +71,12 @@ class Shape(BaseModel):
             return value
         raise ValueError(f'"{value}" is no expectation; use "text", "json", "tool_call" or "http 400"')
 
-    def body(self, model: str, chance: random.Random, *, tokens_per_word: float = TOKENS_PER_WORD) -> dict[str, Any]:
-        """One request's body."""
+    def body(
+        self, model: str, chance: random.Random, *, tokens_per_word: float = TOKENS_PER_WORD, fresh: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """One request's body. ``fresh``: words that random prompts begin with (``fresh_words``), instead of drawn ones."""
         words = max(1, round(lengths.draw(self.prompt_tokens, chance) / tokens_per_word))
-        prompt = self.prompt or " ".join(chance.choices(_WORDS, k=words))
+        prompt = self.prompt or " ".join([*fresh, *chance.choices(_WORDS, k=words)[len(fresh) :]])
         body: dict[str, Any] = {"model": model, "max_tokens": lengths.draw(self.max_tokens, chance), "temperature": self.temperature}
         if self.route == "chat":
             system = [{"role": "system", "content": self.system}] if self.system else []
@@ -100,6 +104,12 @@ def sendable(value: Any) -> None:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot be sent as JSON: {error}") from error
+
+
+def fresh_words(of: str) -> tuple[str, ...]:
+    """Some words by which the prompts of one run begin, ``of`` its name: no prefix cache holds what an earlier run with the
+    same seed asked, and every prompt keeps its length."""
+    return tuple(random.Random(f"fresh/{of}").choices(_WORDS, k=_FRESH))
 
 
 PLAIN = Shape(name="plain", ignore_eos=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,13 +11,14 @@ from opsctl.load.figures import Spread
 from opsctl.load.results import Cell, Results
 from opsctl.load.summary import METRICS
 
+_TELLING = 3  # repetitions
 _SHOWN = ("tokens_per_s", "requests_per_s", "first_token_s.p50", "first_token_s.p99", "gap_s.p50", "gap_s.p90", "gap_s.p99", "seconds.p50")
 
 
 @dataclass(frozen=True)
 class Ratio:
     """One metric at one level. ``ratio`` is second by first: repetition by repetition where they were taken in pairs,
-    else of the medians alone. ``apart``: the spreads of the two do not touch."""
+    else of the medians alone. ``apart``: the spreads of the two do not touch, and both are of enough repetitions to say so."""
 
     level: str
     metric: str
@@ -27,6 +29,11 @@ class Ratio:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def apart(one: Spread, other: Spread) -> bool:
+    """Whether they do not touch, and are of enough repetitions for that to say something."""
+    return min(one.count, other.count) >= _TELLING and (one.most < other.least or other.most < one.least)
 
 
 def ratios(first: dict[str, Cell], second: dict[str, Cell], *, paired: bool) -> tuple[Ratio, ...]:
@@ -44,8 +51,20 @@ def ratios(first: dict[str, Cell], second: dict[str, Cell], *, paired: bool) -> 
             if not (paired and pairs):
                 pairs = [b.median / a.median]
             ratio = Spread.of(pairs)
-            found.append(Ratio(level, metric, a, b, ratio, a.most < b.least or b.most < a.least))
+            found.append(Ratio(level, metric, a, b, ratio, apart(a, b)))
     return tuple(found)
+
+
+def left_out(before: Results, after: Results) -> list[str]:
+    """What a comparison of two files does not say: a second side, and levels that only one of them has."""
+    notes = [
+        f"of {when}, side {file.sides[0].name} is compared ({file.sides[0].url}); {', '.join(side.name for side in file.sides[1:])} is not"
+        for when, file in (("before", before), ("after", after))
+        if len(file.sides) > 1
+    ]
+    one, two = before.of(before.sides[0].name), after.of(after.sides[0].name)
+    notes += [f"level {level} was not asked in both" for level in {**one, **two} if level not in one or level not in two]
+    return notes
 
 
 def of_run(results: Results) -> str:
@@ -65,14 +84,22 @@ def of_run(results: Results) -> str:
 
 
 def of_ratios(found: Sequence[Ratio], first: str, second: str) -> str:
-    """``second/first``; a star where the spreads do not touch."""
+    """``second/first``; a star where the spreads do not touch, with how often chance alone would do that."""
     rows = [["streams", "", first, second, f"{second}/{first}", ""]]
     for one in found:
         if one.metric in _SHOWN:
             metric, star = METRICS[one.metric], "*" if one.apart else ""
             shown = [str(spread.times(metric.scale)) for spread in (one.first, one.second)]
             rows.append([one.level, f"{metric.words} ({metric.unit})", *shown, str(one.ratio), star])
-    return "\n".join([*_grid(rows), "", "* the spreads of the repetitions do not touch"])
+    return "\n".join([*_grid(rows), "", _footnote(found)])
+
+
+def _footnote(found: Sequence[Ratio]) -> str:
+    least = min((min(one.first.count, one.second.count) for one in found), default=0)
+    if least < _TELLING:
+        return f"no row is marked: {least} repetition{'' if least == 1 else 's'} cannot tell a difference from chance ({_TELLING} can)"
+    by_chance = 2 / math.comb(2 * least, least)  # of all orders of two alike samples, those in which one lies below the other
+    return f"* the spreads of the repetitions do not touch; with {least} of them chance alone marks {by_chance:.1%} of the rows"
 
 
 def _cell(spread: Spread | None, metric: str) -> str:

@@ -20,7 +20,7 @@ from opsctl import cli
 from opsctl.load import asked, cell, plot, results, shapes, table
 from opsctl.load.cell import Bounds, Level
 from opsctl.load.client import Client
-from opsctl.load.figures import percentile, wilson
+from opsctl.load.figures import Spread, percentile, wilson
 from opsctl.load.shapes import Mix, Shape, ShapeError
 from opsctl.load.summary import summarise
 from tests.opsctl.site import Ran
@@ -242,13 +242,42 @@ def test_two_servers_are_asked_the_same_things_in_turns_and_compared_pair_by_pai
     with streaming(token_s=0.002) as quick, streaming(token_s=0.03) as slow:
         ran = opsctl("load", "ab", "--url", quick.url, "--against", slow.url, "--streams", "2", "--reps", "2", "--requests-per-stream", "2",
                      "--shapes", small, "--json")  # fmt: skip
-        asked = [[json.dumps(body, sort_keys=True) for body in one.bodies] for one in (quick, slow)]
+        asked = [[_known(body) for body in one.bodies] for one in (quick, slow)]
     assert ran.code == 0, ran.err
     assert sorted(asked[0]) == sorted(asked[1])
     ratio = next(r for r in ran.data["ratios"] if r["metric"] == "seconds.p50")["ratio"]
     assert ratio["count"] == 2 and ratio["median"] > 1.3
     lines = [line.split()[0] for line in ran.err.splitlines() if " tok/s" in line]
     assert lines == ["A", "B", "B", "A"]
+
+
+def _known(body: dict[str, Any]) -> str:
+    """A body without the words that only this run and side begin with."""
+    said = body["messages"][-1]["content"].split()
+    return json.dumps({**body, "messages": [*body["messages"][:-1], said[5:]]}, sort_keys=True)
+
+
+def test_no_prompt_stands_in_the_prefix_cache_of_an_earlier_run_unless_it_is_asked_for(server: StreamServer, tmp_path: Path) -> None:
+    def prompts(*more: str) -> set[str]:
+        server.bodies.clear()
+        out = tmp_path / "one.json"
+        ran = opsctl("load", "run", "--url", server.url, "--streams", "1", "--reps", "1", "--requests", "2", "--out", out, *more)
+        assert ran.code == 0, ran.err
+        assert json.loads(out.read_text())["fresh"] is not bool(more)
+        return {body["messages"][-1]["content"] for body in server.bodies if body["max_tokens"] > 1}
+
+    first, second = prompts(), prompts()
+    heads = [{" ".join(prompt.split()[:5]) for prompt in asked} for asked in (first, second)]
+    assert all(len(head) == 1 for head in heads) and heads[0] != heads[1]
+    assert {len(prompt.split()) for prompt in first} == {len(prompt.split()) for prompt in second}
+    assert prompts("--cached") == prompts("--cached")
+
+
+@pytest.mark.parametrize(("reps", "marked", "says"), [(2, False, "2 repetitions cannot tell"), (3, True, "chance alone marks 10.0%")])
+def test_a_row_is_marked_only_where_there_are_repetitions_enough_to_tell(reps: int, marked: bool, says: str) -> None:
+    spreads = [Spread.of([base + n for n in range(reps)]) for base in (10.0, 20.0)]
+    one = table.Ratio("4", "tokens_per_s", *spreads, Spread.of([2.0]), table.apart(*spreads))
+    assert one.apart is marked and says in table.of_ratios([one], "A", "B")
 
 
 def test_two_configurations_of_one_address_are_started_in_turns_and_nothing_is_left(tmp_path: Path, small: Path) -> None:
