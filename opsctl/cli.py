@@ -130,6 +130,8 @@ def main(
             raise typer.BadParameter(wrong)
         with contextlib.redirect_stdout(session.stdout), contextlib.redirect_stderr(session.stderr), _term_is_interrupt():
             left_with = app(args=list(args), prog_name="opsctl", standalone_mode=False, obj=session)  # the code of a typer.Exit
+        if left_with == ExitCode.INTERRUPTED:  # typer's own word for Ctrl-C: it does not raise what it caught
+            raise KeyboardInterrupt
         return ExitCode(left_with) if isinstance(left_with, int) and left_with else session.exit_code
     except _UsageError as error:
         code, problem = ExitCode.USAGE, Problem("usage", error.format_message(), remedy="see --help")  # type: ignore[attr-defined]

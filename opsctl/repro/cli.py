@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from monitors import fleet, keyfile
 from monitors.exit_codes import ExitCode
-from opsctl import wholefile
+from opsctl import eventloop, wholefile
 from opsctl.answer import Answer, Problem, Session
 from opsctl.library import NotFound, Shelf
 from opsctl.load.address import address
@@ -87,7 +86,7 @@ def run(
         session.talk(f"only the experiment of {playbook.name} is run; its other steps ({', '.join(others)}) are done by: "
                      f"opsctl playbook run {playbook.name}")  # fmt: skip
     try:
-        found, broke = asyncio.run(repeat(experiment, site, seed, session.talk))
+        found, broke = eventloop.run(repeat(experiment, site, seed, session.talk))
     except NoServer as error:
         session.show(Answer("repro run", exit_code=ExitCode.UNREACHABLE, errors=(Problem("unreachable", str(error)),)), as_json=as_json)
         return
