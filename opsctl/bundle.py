@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Look at evidence. A bundle is a fo
 BUNDLE = typer.Argument(help="A bundle: its folder, or its .tar.zst.")
 OTHER = typer.Argument(help="The other one.")
 ARCHIVE = typer.Argument(help="A .tar.zst.")
-INTO = typer.Option(Path(), "--into", help="Folder to unpack to. [default: here]")
+INTO = typer.Option(Path(), "--into", help="Folder to unpack to.")
 JSON = typer.Option(False, "--json", help="Print one JSON envelope.")
 
 

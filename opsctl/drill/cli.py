@@ -134,11 +134,11 @@ def calendar(context: typer.Context, as_json: bool = JSON) -> None:
     session: Session = context.obj
     every_days = {name: _drill(playbook).every_days for name, playbook in _all(session).items()} | replay.every_days()
     due = history.calendar(every_days, history.read(history.path_of(session.env)), datetime.datetime.now(datetime.UTC).date())
-    lines = []
+    lines, wide = [], max((len(one.drill) for one in due), default=0) + 1
     for one in due:
         last = f"last {one.last_utc[:10]} ({'passed' if one.passed else 'failed'})" if one.last_utc else "never played"
         when = "due now" if one.days is None else f"overdue by {-one.days} days" if one.days < 0 else f"due in {one.days} days"
-        lines.append(f"{one.drill:<26} {when:<22} {last}, every {one.every_days} days")
+        lines.append(f"{one.drill:<{wide}} {when:<22} {last}, every {one.every_days} days")
     late = any(one.days is None or one.days < 0 for one in due)
     session.show(
         Answer("drill calendar", msgspec.to_builtins(due), "\n".join(lines), ExitCode.FOUND if late else ExitCode.DONE), as_json=as_json
@@ -256,8 +256,15 @@ def _drawn(known: list[Playbook], seed: int) -> Playbook:
 
 
 def _one(session: Session, name: str) -> Playbook:
+    """By its name, with or without ``drill-``, or by a file."""
+    known = _all(session)
+    if f"drill-{name}" in known:
+        name = f"drill-{name}"
+    shelf = Shelf.of("playbooks", ".yaml", session.env)
+    if name not in shelf.all() and "/" not in name and not name.endswith(".yaml"):
+        _check_known([name], {*known, *(one["name"] for one in replay.known())})
     try:
-        path = Shelf.of("playbooks", ".yaml", session.env).find(name)
+        path = shelf.find(name)
     except NotFound as error:
         raise typer.BadParameter(str(error)) from error
     if wrong := lint.problems(path):

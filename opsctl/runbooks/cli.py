@@ -78,7 +78,7 @@ def lint_(context: typer.Context, names: list[str] = NAMES, fleet_path: str = FL
     wrong = [problem for path in paths for problem in lint.problems(path)]
     data = {"files": [str(path) for path in paths], "problems": [vars(problem) for problem in wrong]}
     errors = tuple(Problem("lint", problem.text, where=f"{problem.file}:{problem.line}") for problem in wrong)
-    text = f"{len(paths)} runbooks, nothing wrong" if not wrong else ""
+    text = f"{len(paths)} runbook{'' if len(paths) == 1 else 's'}, nothing wrong" if not wrong else ""
     session.show(Answer("runbook lint", data, text, ExitCode.USAGE if wrong else ExitCode.DONE, errors), as_json=as_json)
 
 

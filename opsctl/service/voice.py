@@ -32,7 +32,7 @@ class Voice:
             now = self._clock()
             if not self._asking and now - self._said_at >= self._silence_s:
                 self._said_at = now
-                about = f": {self._last.splitlines()[-1][:160]}" if self._last else ", no machine has answered yet"
+                about = f": {self._last.splitlines()[-1][:160]}" if self._last else ", nothing has come back yet"
                 self._talk(f"still at it after {now - self._began:.0f} s{about}")
 
     @contextlib.contextmanager

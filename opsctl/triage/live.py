@@ -75,8 +75,9 @@ def triage(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]
         root = save or Path(scratch)
         before = recent.incidents(fleet.bundle_root(deployment, env), deployment.name, _started(deployment))
         here = {"here", *(node.name for node in deployment.node if not node.ssh)}
+        homes = {service.unit: node.name for node in deployment.node for service in node.service}
         jobs: dict[str, Callable[[], Any]] = {
-            f"service {member.name}": functools.partial(_ask, member, roles, here=member.manager.node in here) for member in members
+            f"service {member.name}": functools.partial(_ask, member, roles, homes, here=member.manager.node in here) for member in members
         }
         jobs["looks"] = lambda: _look(deployment, min(_LOOK_S, 0.6 * deadline_s), clock, whole=len(why) == len(unknown))
         jobs["evidence"] = lambda: bundle.capture(
@@ -134,15 +135,17 @@ def _members(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, st
         return (), [Missing("service states", str(error))]
 
 
-def _ask(member: Member, roles: Mapping[str, str], *, here: bool) -> _Asked:
+def _ask(member: Member, roles: Mapping[str, str], homes: Mapping[str, str], *, here: bool) -> _Asked:
+    """``homes``: the fleet file's name of the node, by unit; a manager of this machine knows no name for it."""
     manager = member.manager
     state = manager.snapshot()
     argv = manager.argv()
     lines = manager.log(state.invocation_id) if state.invocation_id else ()
     age = time.monotonic() - state.since_mono if here and state.since_mono and state.main_pid else None
+    node = homes.get(member.name.partition("@")[0], manager.node) if here else manager.node
     traces = tuple(dict.fromkeys(trace[-_LONGEST:] for trace in tracebacks(lines)))[-_LAST_TRACEBACKS:]
     row = ServiceRow(
-        member.name, manager.node, roles.get(member.name.partition("@")[0], ""), state.state.value, state.invocation_id, state.main_pid,
+        member.name, node, roles.get(member.name.partition("@")[0], ""), state.state.value, state.invocation_id, state.main_pid,
         state.restarts, state.result, age, traces,
     )  # fmt: skip
     return _Asked(row, argv)

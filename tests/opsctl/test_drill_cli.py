@@ -48,7 +48,8 @@ def test_attended_without_a_name_one_is_drawn(tmp_path: Path) -> None:
         (("drill-stopped", "--attended"), "standard input is no terminal"),
         (("drill-stopped", "--deployment", "flash"), "give --fleet"),
         (("refuse-grammar-at-admission",), "a playbook of kind rollout, no drill"),
-        (("drill-stoped",), "drill-stopped"),
+        (("drill-stoped",), "no drill 'drill-stoped'; did you mean \"drill-stopped\"?"),
+        (("respond-to-wedge",), "a playbook of kind response, no drill"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_says_what_to_do(tmp_path: Path, args: tuple[str, ...], says: str) -> None:
