@@ -21,8 +21,10 @@ def path_of(env: Mapping[str, str]) -> Path:
 
 def add(path: Path, score: Score) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(score) + b"\n")
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        cut = bool(size) and os.pread(file.fileno(), 1, size - 1) != b"\n"  # a crash left half a line: it costs itself only
+        file.write(b"\n" * cut + msgspec.json.encode(score) + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -112,6 +112,8 @@ def test_history_is_kept_and_a_line_that_was_cut_short_costs_only_itself(tmp_pat
     with path.open("ab") as file:
         file.write(b'{"drill": "drill-sto')
     assert [one.drill for one in history.read(path)] == ["drill-stopped"]
+    history.add(path, judged())
+    assert [one.drill for one in history.read(path)] == ["drill-stopped", "drill-stopped"]
 
 
 def test_the_trend_is_a_drawing_with_a_curve_for_each_moment_that_came() -> None:
