@@ -63,7 +63,7 @@ def test_a_stop_before_ready_is_at_once(model: Path, tmp_path: Path) -> None:
         wait_for(lambda: "Loaded" in served.text() or served.process.poll() is not None, 60, "the load")
         begun = time.monotonic()
         assert served.stop() == 0, served.text()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
     finally:
         if served.process.poll() is None:
             served.process.kill()

@@ -108,7 +108,7 @@ def test_a_server_that_answers_nothing_does_not_hold_up_the_look(watched: Watche
         for _ in range(40):
             watched.now[0] += 1.0
             watched.lookout.look(quiet_s=20.0)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 20
         assert watched.lookout._probe is not None and watched.lookout._page is not None, "both are still asked"
     finally:
         stuck.settimeout(0.2)

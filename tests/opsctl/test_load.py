@@ -147,7 +147,7 @@ def test_poisson_arrivals_are_those_of_their_seed_and_have_their_rate() -> None:
 
 def test_time_bounds_a_level_and_what_is_open_at_its_end_is_no_fault_of_the_server(server: StreamServer) -> None:
     ran = measured(server.url, Shape(name="s", max_tokens=10_000, extra={"token_s": 0.05}), Level(3), Bounds(1000, 0.2, 0.2))
-    assert ran.wall_s < 3
+    assert ran.wall_s < 10
     found = summarise(ran)
     assert found.asked == 3 and found.errors == {} and found.not_ours == {"unfinished": 3} and found.tokens > 0
 

@@ -58,7 +58,7 @@ def test_a_fault_that_comes_is_exit_9_with_the_seconds_after_the_request_that_br
     assert ran.code == 9, ran.err
     assert ran.data["outcome"] == "reproduced" and len(ran.data["runs"]) == 1
     (run,) = ran.data["runs"]
-    assert "no stream has given anything" in run["fault"] and 0 <= run["after_s"] < 2
+    assert "no stream has given anything" in run["fault"] and 0 <= run["after_s"] < 10
     assert (
         ran.data["sentence"].startswith("The fault reproduced in 1 of 1 runs that count, 0")
         and "is 21% to 100% a run" in ran.data["sentence"]
@@ -94,7 +94,7 @@ def test_refusals_are_timed_beside_long_prefills_and_the_loop_goes_on(tmp_path: 
     assert ran.code == 0, ran.out
     run = ran.data["runs"][0]
     assert run["expected"] == 12 and run["refusals"]["count"] == 12 and run["turn_errors"] == {}
-    assert 0 < run["refusals"]["p50_s"] <= run["refusals"]["p99_s"] <= run["refusals"]["max_s"] < 1
+    assert 0 < run["refusals"]["p50_s"] <= run["refusals"]["p99_s"] <= run["refusals"]["max_s"] < 10
     assert run["refusals_beside_prefill"]["count"] > 0 and run["prefills"] > 0
     assert "12 of 12 requests refused" in ran.data["sentence"]
     assert failed.code == 9 and failed.data["outcome"] == "failed" and "12 http 400" in failed.data["sentence"]
