@@ -123,7 +123,7 @@ def _step(playing: Playing, step: Step) -> None:
 def _paged_for(playing: Playing, responder: Responder) -> None:
     moments, deadlines = playing.score.moments, playing.deadlines
     playing.until(lambda: moments.detected is not None, deadlines.detect_s)
-    if playing.drill.gateway:  # the monitor has nothing to say of a server that is well: whoever is paged looks
+    if playing.drill.gateway and playing.drill.verdicts:  # the monitor has nothing to say of a server that is well: whoever is paged looks
         playing.until(lambda: playing.is_named, deadlines.capture_s)
         _captured_by_hand(playing)
     elif playing.drill.verdicts:

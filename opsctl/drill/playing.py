@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from opsctl.runbooks.run import RunRecord
 from opsctl.staging.waiting import StageError, wait_for
 
 _POLL_S = 0.1
+_VERDICT = re.compile(r"^(\w+)  \(confidence ", re.MULTILINE)
 _NEWS = ("over:", "restarting:")  # titles of what is told to people and asks nothing of them
 
 
@@ -164,5 +166,7 @@ class Playing:
             self.talk(f"        {step.name}: {step.outcome} ({step.seconds:.1f} s){f' {step.why}' if step.why else ''}")
             if step.outcome == "failed":
                 score.false_moves.append(f"{step.name}: {step.why}")
+            if step.command.startswith("opsctl capture") and (found := _VERDICT.search(step.said)):
+                score.recaptured.append(found[1])
             if "rollout apply" in step.command and step.outcome == "passed":
                 self.stage.changed = True

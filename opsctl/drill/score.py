@@ -43,8 +43,9 @@ class Score(msgspec.Struct):
     """``points`` of 100; ``passed`` needs more than points: what must come came, and the verdict was right.
 
     ``verdicts`` are the monitor's, each once, in the order in which they came; ``triage`` what ``opsctl triage`` told, where
-    it was asked. ``fidelity``: the share of the runbook's steps that ran unedited. ``false_moves``: what was done or said
-    that should not have been: a page for nothing, a step that failed, a restart before the evidence was taken.
+    it was asked; ``recaptured`` what the runbook's captures said. ``fidelity``: the share of the runbook's steps that ran
+    unedited. ``false_moves``: what was done or said that should not have been: a page for nothing, a step that failed, a
+    restart before the evidence was taken.
     """
 
     drill: str
@@ -54,6 +55,7 @@ class Score(msgspec.Struct):
     verdicts: list[str] = []
     expected: Sequence[str] = ()
     triage: list[str] = []
+    recaptured: list[str] = []
     paged: int = 0
     fidelity: float | None = None
     steps: list[Taken] = []
@@ -77,6 +79,8 @@ class Score(msgspec.Struct):
         wrong += [f"the monitor did not say {one} besides" for one in drill.also if one not in self.verdicts]
         if drill.told_apart:
             wrong += [f"triage did not tell {one}" for one in {*self.verdicts[:1], *drill.also} if one not in self.triage]
+        if drill.recaptured and drill.recaptured not in self.recaptured:
+            wrong.append(f"no capture of the runbook said {drill.recaptured}")
         if drill.targets.captured_s is not None and self.moments.captured is None:
             wrong.append("nothing was captured")
         for name in ("mitigated", "recovered"):

@@ -215,6 +215,7 @@ class Drill(_Table):
     canary: bool = False  # the monitor compares a seeded answer under load with the one at rest
     gateway: bool = False  # clients come by a gateway that answers over a 400 by itself; `opsctl callers watch` is beside it
     outdated: bool = False  # the monitor was started with the fleet file of another engine, and lacks what would tell a class
+    recaptured: str = ""  # what a capture of the runbook must call it, where the monitor could not tell
     pages: bool = True
     server: tuple[str, ...] = ()  # flags of the engine that is booted for it
     traffic: Literal["agent", "agents", "agent-and-json", "scan", "tools"] = "agent"  # clients beside which it happens
@@ -233,10 +234,10 @@ class Drill(_Table):
             raise ValueError(f"{', '.join(more)}: a change by hand is one of set, unset and env")
         return value
 
-    @field_validator("verdicts", "also")
+    @field_validator("verdicts", "also", "recaptured")
     @classmethod
-    def _classes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [one for one in value if one not in list(Class)]
+    def _classes(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        unknown = [one for one in ([value] if isinstance(value, str) else value) if one and one not in list(Class)]
         if unknown:
             raise ValueError(f"{unknown[0]} is no class of verdict; there are {', '.join(Class)}")
         return value

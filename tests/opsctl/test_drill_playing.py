@@ -19,7 +19,7 @@ from opsctl.drill.score import Moments, Score
 from opsctl.drill.stage import Stage, Traffic
 from opsctl.playbooks.schema import Change, Drill, Expectation, Playbook, Step
 from opsctl.playbooks.server import Deployed
-from opsctl.runbooks.run import RunRecord
+from opsctl.runbooks.run import RunRecord, StepRecord
 from opsctl.staging.callers import CallerWatch
 from opsctl.staging.clients import AgentLoop, Loop, ToolLoop
 from opsctl.staging.watcher import Watcher
@@ -99,6 +99,15 @@ def test_after_a_change_by_hand_a_good_turn_is_the_end_of_it_only_for_a_client_t
     found.traffic.loops.append(client := loop(""))
     client.good_at += [INJECTED + 5.0, INJECTED + 20.0]
     assert found.good() == (INJECTED + 20.0 if good else None), "no rank runs that configuration"
+
+
+def test_what_the_captures_of_a_runbook_said_is_taken_from_its_record(play: Play) -> None:
+    found = play(Drill(verdicts=("hang_unknown",), recaptured="hang_tp_desync"))
+    said = "black_box  3 ranks\nhang_tp_desync  (confidence 0.85)\nbundle /b, 31 items in 5.0 s\n  for      rank 1 stands elsewhere"
+    steps = [StepRecord("show", "Evidence first", "opsctl bundle show /b", "passed", said="hang_unknown  (confidence 0.50)"),
+             StepRecord("capture-native", "Evidence first", "opsctl capture --native", "passed", said=said)]  # fmt: skip
+    found.ran(RunRecord("1", "hang_unknown", "flash", "somebody", "2026-11-30T05:41:00Z", steps=steps))
+    assert found.score.recaptured == ["hang_tp_desync"]
 
 
 def test_a_page_before_the_injection_is_a_false_move_and_news_is_no_page(play: Play) -> None:

@@ -51,6 +51,12 @@ def test_what_came_late_costs_points_and_is_named() -> None:
     assert judged(moments=moments).points == 80
 
 
+def test_where_the_monitor_could_not_tell_a_capture_of_the_runbook_must() -> None:
+    blind = Drill(verdicts=("hang_unknown",), recaptured="hang_tp_desync")
+    assert judged(blind, verdicts=["hang_unknown"], recaptured=["hang_unknown", "hang_tp_desync"]).passed
+    assert judged(blind, verdicts=["hang_unknown"]).problems == ["no capture of the runbook said hang_tp_desync"]
+
+
 def test_hints_false_moves_and_edited_steps_cost_points() -> None:
     assert judged(hints=2).points == 90
     assert judged(false_moves=["confirm: exit code 1"]).points == 90
