@@ -19,6 +19,7 @@ import httpx
 
 from opsctl import cli
 from opsctl.service.embedded import EmbeddedService
+from tests.patience import CROWDED
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,9 +27,9 @@ SERVER = Path(__file__).parent / "contract_server.py"
 
 
 def wait_until(done: Callable[[], Any], deadline_s: float = 10.0, what: str = "the condition") -> None:
-    until = time.monotonic() + deadline_s
+    until = time.monotonic() + CROWDED * deadline_s
     while not done():
-        assert time.monotonic() < until, f"{what}: not within {deadline_s} s"
+        assert time.monotonic() < until, f"{what}: not within {CROWDED * deadline_s:g} s"
         time.sleep(0.01)
 
 
