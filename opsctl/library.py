@@ -6,6 +6,7 @@ The site's folder is ``$OPSCTL_PLAYBOOKS`` (``$OPSCTL_RUNBOOKS``), else ``playbo
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -26,7 +27,10 @@ class Shelf:
 
     @staticmethod
     def of(kind: str, suffix: str, env: Mapping[str, str], fleet_path: str = "") -> Shelf:
+        """Raises OSError where the environment names a folder that is none: whoever set it would miss what is in it."""
         own = env.get(f"OPSCTL_{kind.upper()}")
+        if own and not Path(own).is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"OPSCTL_{kind.upper()} names no folder", own)
         beside = Path(fleet_path).absolute().parent / kind if fleet_path else None
         return Shelf(kind, suffix, Path(own) if own else beside if beside is not None and beside.is_dir() else None)
 

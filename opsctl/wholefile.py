@@ -16,6 +16,8 @@ def write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
-    except BaseException:
+    except BaseException as error:
         scratch.unlink(missing_ok=True)  # half a file would keep the room that others need
+        if isinstance(error, OSError) and not error.filename:
+            raise type(error)(error.errno, error.strerror, str(path)) from error  # a full disk does not say of which file
         raise

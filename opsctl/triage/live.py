@@ -70,16 +70,21 @@ def triage(deployment: fleet.Deployment, fleet_path: str, env: Mapping[str, str]
     deployment, why = _answering(deployment, began + min(_CONNECT_S, 0.3 * deadline_s), clock)
     members, unknown = _members(deployment, fleet_path, env)
     why += unknown
+    unreached = len(why) > len(unknown)
     roles = {service.unit: service.role for node in deployment.node for service in node.service}
     with tempfile.TemporaryDirectory(prefix="triage-", ignore_cleanup_errors=True) as scratch:
         root = save or Path(scratch)
-        before = recent.incidents(fleet.bundle_root(deployment, env), deployment.name, _started(deployment))
+        try:
+            before = recent.incidents(fleet.bundle_root(deployment, env), deployment.name, _started(deployment))
+        except OSError as error:  # they are the monitor's, and whoever is on call may not read them
+            before = ()
+            why.append(Missing("the monitor's bundles", f"{error.filename}: {error.strerror}"))
         here = {"here", *(node.name for node in deployment.node if not node.ssh)}
         homes = {service.unit: node.name for node in deployment.node for service in node.service}
         jobs: dict[str, Callable[[], Any]] = {
             f"service {member.name}": functools.partial(_ask, member, roles, homes, here=member.manager.node in here) for member in members
         }
-        jobs["looks"] = lambda: _look(deployment, min(_LOOK_S, 0.6 * deadline_s), clock, whole=len(why) == len(unknown))
+        jobs["looks"] = lambda: _look(deployment, min(_LOOK_S, 0.6 * deadline_s), clock, whole=not unreached)
         jobs["evidence"] = lambda: bundle.capture(
             deployment,
             reason="triage",

@@ -200,5 +200,7 @@ def test_a_sites_own_folder_comes_first(tmp_path: Path) -> None:
     assert shelf.find("disable-overlap") == own / "disable-overlap.yaml"
     assert shelf.find("ours") == own / "ours.yaml" and shelf.find("respond-to-wedge") == PACKAGED["respond-to-wedge"]
     assert Shelf.of("playbooks", ".yaml", {"OPSCTL_PLAYBOOKS": str(own)}).site == own
+    with pytest.raises(OSError, match="OPSCTL_PLAYBOOKS names no folder"):
+        Shelf.of("playbooks", ".yaml", {"OPSCTL_PLAYBOOKS": str(tmp_path / "none")})
     with pytest.raises(NotFound, match='did you mean "respond-to-wedge"'):
         shelf.find("respond-to-wegde")

@@ -20,7 +20,7 @@ from monitors import casefolder
 from monitors.capture import bundle
 from monitors.judge.classify import classify
 from opsctl import cli
-from opsctl.triage import flags, picture, render
+from opsctl.triage import flags, picture, recent, render
 from opsctl.triage.faults import Question
 from opsctl.triage.flags import DEFAULT
 from opsctl.triage.together import Late, together
@@ -198,3 +198,19 @@ def test_whoever_is_late_is_a_gap_and_holds_nobody() -> None:
     assert time.monotonic() - began < 30.0
     gate.set()
     assert found["quick"] == 1 and isinstance(found["slow"], Late) and isinstance(found["broken"], ValueError)
+
+
+def test_bundles_of_the_monitor_that_may_not_be_read_are_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(root: Path, deployment: str, since_unix_s: float) -> Any:
+        raise PermissionError(13, "Permission denied", str(root))
+
+    monkeypatch.setattr(recent, "incidents", forbidden)
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        '[deployment.d]\nengine = "lastbatch"\napi = "http://127.0.0.1:9"\nservice = "embedded"\n'
+        '[[deployment.d.node]]\nname = "a"\n'
+        '[[deployment.d.node.service]]\nunit = "d"\nranks = [0]\nlog = "/dev/null"\ncommand = ["true"]\n'
+    )
+    ran = triage("--fleet", str(path), "--deadline", "2", "--json", env={"PATH": "/usr/bin:/bin", "XDG_STATE_HOME": str(tmp_path)})
+    assert ran.code == 0, ran.err
+    assert any(gap["what"] == "the monitor's bundles" and "Permission denied" in gap["reason"] for gap in ran.data["missing"])
