@@ -35,6 +35,9 @@ def test_ratios_are_of_repetitions_taken_together() -> None:
     assert pair.ratios == (1.0, 3.0, 2.0)
     assert "30.0 [10.0..40.0]" in table([pair])
     assert "2.00 [1.00..3.00]" in table([pair])
+    limited = Pair("p", "memory", "MB", "measured", (48.0,), "limit", (100.0,))
+    first, second = table([pair, limited]).split("\n\n")
+    assert first == table([pair]) and second == table([limited]), "a limit does not stand under the name of another side"
 
 
 def test_unequal_repetitions_are_refused() -> None:

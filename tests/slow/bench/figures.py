@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -44,7 +45,13 @@ def digits_of(values: Sequence[float]) -> int:
 
 
 def table(pairs: Sequence[Pair]) -> str:
-    """The rows of one part in Markdown: medians with the least and the greatest repetition, ratios repetition by repetition."""
+    """The rows of one part in Markdown, a table for each two sides: medians with the least and the greatest repetition, ratios
+    repetition by repetition."""
+    sides = itertools.groupby(pairs, lambda pair: (pair.ours_name, pair.other_name))
+    return "\n\n".join(_table(list(group)) for _, group in sides)
+
+
+def _table(pairs: Sequence[Pair]) -> str:
     head = ["", f"{pairs[0].ours_name}", f"{pairs[0].other_name}", "ratio", "unit"]
     rows = [head]
     for pair in pairs:
