@@ -59,6 +59,14 @@ def test_the_peers_page_has_a_fleet_file_for_each() -> None:
     assert any(service.container for one in found for node in one.node for service in node.service)
 
 
+def test_the_transcript_at_the_top_is_a_cut_of_the_whole_one() -> None:
+    top, _, whole = (ROOT / "README.md").read_text().partition("<details>")
+    lines = re.findall(r"^\[ +[\d.]+ s\] .+", top, re.M)
+    assert len(lines) > 8
+    for line in lines:
+        assert line.split(" ...")[0] in whole, line
+
+
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
