@@ -83,7 +83,7 @@ fuzz: $(READY) ## 10,000 mutated log lines, metrics pages, stacks and case folde
 prove-rollout: $(READY) node-packages ## what can go wrong with a rollout, each for real on two systemd nodes
 	@$(BIN)/python -m tests.slow.prove_rollout $(ARGS)
 	@[ -n "$(ARGS)" ] || $(BIN)/python -m pytest -q -m slow tests/e2e/test_rollout_nodes.py tests/e2e/test_rollout_engine.py \
-	  tests/opsctl/test_service_contract.py tests/opsctl/test_unit_file_cuts.py
+	  tests/opsctl/test_unit_file_contract.py tests/opsctl/test_unit_file_cuts.py
 
 .PHONY: drills
 drills: setup ## every drill in auto mode, with the scoreboard (docs/results/drills.md)

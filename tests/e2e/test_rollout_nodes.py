@@ -50,7 +50,7 @@ def test_a_good_change_is_committed_on_both_nodes_whatever_tracebacks_the_journa
     assert fleet.drop_ins() == [[f"/etc/systemd/system/{UNIT}.d/zz-opsctl-50.conf"]] * 2
 
 
-@pytest.mark.slow  # what becomes of the file on a node is in tests/opsctl/test_service_contract.py
+@pytest.mark.slow  # what becomes of the file on a node is in tests/opsctl/test_unit_file_contract.py
 def test_another_unit_file_is_shown_checked_tried_and_taken_back_or_committed(fleet: Fleet) -> None:
     def files(more: str, flags: str = "") -> list[str]:
         words = []

@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import nodes
 from tests.opsctl.site import Site
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nodes.SystemdNode]:
+    """One booted node that the contracts of service managers share."""
+    why = nodes.missing()
+    if why:
+        pytest.skip(why)
+    booted = nodes.boot("opsctl-contract", tmp_path_factory.mktemp("nodes"))
+    yield booted
+    booted.stop()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A commit of a unit file, and the way back, killed before each single command of theirs: whoever comes next ends on one
 side, the drop-in and the unit file together. Real shell on real files; ``systemctl`` is a stand-in that does nothing (the
-same with a real one is in ``test_service_contract.py``)."""
+same with a real one is in ``test_unit_file_contract.py``)."""
 
 from __future__ import annotations
 
