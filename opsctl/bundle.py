@@ -63,6 +63,8 @@ def extract(
     into: Path = INTO, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Unpack an archive and verify it."""
+    if not bundle.is_file():
+        raise manifest.BundleError(f"{bundle}: no such archive")
     folder = archive.unpack(bundle, into)
     checked = manifest.verify(folder)
     problems = tuple(Problem("digest", text, where=str(folder)) for text in checked.problems)

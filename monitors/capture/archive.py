@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -51,7 +52,17 @@ def unpack(archive: Path, into: Path) -> Path:
         BundleError: not such an archive; a name that leads out of the folder, a link or a device; or the folder exists.
         OSError: it cannot be read or written.
     """
-    made: set[str] = set()
+    made: list[Path] = []
+    try:
+        return _unpack(archive, into, made)
+    except BaseException:
+        for folder in made:  # half a bundle would pass for one, and stand in the way of a second try
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _unpack(archive: Path, into: Path, made: list[Path]) -> Path:
+    """``made`` gets the folder once it is ours."""
     taken = 0
     try:
         with (
@@ -68,21 +79,22 @@ def unpack(archive: Path, into: Path) -> Path:
                     raise BundleError(f"{archive}: holds more than {_MOST_BYTES} bytes")
                 if not made:
                     (into / parts[0]).mkdir(parents=True)
-                made.add(parts[0])
-                if len(made) > 1:
+                    made.append(into / parts[0])
+                if made != [into / parts[0]]:
                     raise BundleError(f"{archive}: holds more than one bundle")
                 path = into.joinpath(*parts)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 source = tar.extractfile(entry)
                 assert source is not None
-                path.write_bytes(source.read())
+                with path.open("wb") as file:
+                    shutil.copyfileobj(source, file)
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
         raise BundleError(f"{archive}: no whole {SUFFIX} archive: {error}") from error
     except FileExistsError as error:
         raise BundleError(f"{error.filename}: exists already; name another folder") from error
     if not made:
         raise BundleError(f"{archive}: the archive is empty")
-    return into / made.pop()
+    return made[0]
 
 
 @contextlib.contextmanager

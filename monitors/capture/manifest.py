@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+import msgspec
+
 SCHEMA = "lastbatch.bundle/1"
 Outcome = Literal["taken", "failed", "skipped"]
 _NAME = "manifest.json"
@@ -191,6 +193,32 @@ class Verification:
         return not self.problems
 
 
+class _Row(msgspec.Struct):
+    path: str
+    node: str
+    rank: int | None
+    probe: str
+    start: str
+    end: str
+    outcome: str
+    reason: str
+    sha256: str
+
+
+class _Head(msgspec.Struct):
+    """What every reader of a manifest leans on. The rest of its head may be anything."""
+
+    items: list[_Row]
+    verdict: str | None
+    id: str = ""
+    created_utc: str = ""
+    start: str = ""
+    end: str | None = None
+    outcome: str = ""
+    deployment: str = ""
+    reason: str = ""
+
+
 def load(folder: Path) -> dict[str, Any]:
     """The manifest. Raises BundleError when there is none or it is not one."""
     try:
@@ -201,6 +229,12 @@ def load(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{folder / _NAME}: not JSON: {error}") from error
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise BundleError(f"{folder / _NAME}: schema is {raw.get('schema') if isinstance(raw, dict) else None!r}, known is {SCHEMA!r}")
+    try:
+        head = msgspec.convert(raw, _Head)
+        for stamp in filter(None, (head.created_utc, head.start, head.end)):
+            datetime.fromisoformat(stamp)
+    except ValueError as error:
+        raise BundleError(f"{folder / _NAME}: no manifest of a bundle: {error}") from error
     return raw
 
 

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -54,9 +54,9 @@ class Cell(msgspec.Struct, frozen=True):
 
     side: str
     level: str
-    streams: int
-    rate: float
-    reps: tuple[Summary, ...]
+    streams: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    reps: Annotated[tuple[Summary, ...], msgspec.Meta(min_length=1)]
 
     def spread(self, metric: str) -> Spread | None:
         values = [value for rep in self.reps if (value := rep.value(metric)) is not None]
@@ -77,7 +77,7 @@ class Results(msgspec.Struct, frozen=True):
     seed: int
     shapes: list[dict[str, Any]]
     shapes_digest: str
-    sides: tuple[Side, ...]
+    sides: Annotated[tuple[Side, ...], msgspec.Meta(min_length=1, max_length=2)]
     cells: tuple[Cell, ...]
     ended_utc: str = ""
     load_average: float = 0.0  # before the run: who else used the machine

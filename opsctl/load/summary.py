@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -13,7 +14,8 @@ from opsctl.load.cell import Ran
 from opsctl.load.figures import percentile
 
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-Quantiles = dict[str, float]  # p50, p90, p99, max; empty when nothing was measured
+_Figure = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+Quantiles = dict[str, _Figure]  # p50, p90, p99, max; empty when nothing was measured
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -46,17 +48,17 @@ class Summary(msgspec.Struct, frozen=True):
     ok: int
     errors: dict[str, int]
     not_ours: dict[str, int]
-    wall_s: float
+    wall_s: _Figure
     tokens: int
     prompt_tokens: int
-    tokens_per_s: float
-    requests_per_s: float
+    tokens_per_s: _Figure
+    requests_per_s: _Figure
     first_token_s: Quantiles
     gap_s: Quantiles
     per_token_s: Quantiles
     seconds: Quantiles
-    client_cpu: float
-    lag_p99_s: float
+    client_cpu: _Figure
+    lag_p99_s: _Figure
     by_shape: dict[str, dict[str, int]]
     counted: bool = True  # false: the server gave no usage, tokens are parts of streams
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -110,3 +111,33 @@ def test_the_draft_says_what_a_runbook_did_and_when_its_confirmation_passed(take
     assert "| 2026-01-01T00:02:04Z | service restored" in draft and "no-overlap" not in draft
     (folder / "runbook-r1.json").write_bytes(msgspec.json.encode(RunRecord("r1", "x", "flash", "ana", "", steps=steps[:3])))
     assert "| TODO | service restored" in opsctl("incident", "report", str(folder))[1]["incident"]
+
+
+def test_a_manifest_of_another_form_is_told_by_every_command_that_reads_it(tmp_path: Path) -> None:
+    row = {"path": "a", "node": "", "rank": None, "probe": "log", "start": "", "end": "", "outcome": "failed", "reason": "", "sha256": ""}
+    head = {"schema": "lastbatch.bundle/1", "verdict": None, "created_utc": "2026-01-01T00:00:00.000Z"}
+    for odd in (
+        {"items": 5},
+        {"items": [5]},
+        {"items": [{**row, "path": 5}]},
+        {"items": [{"path": "a"}]},
+        {"items": [row], "created_utc": "soon"},
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps({**head, **odd}))
+        for words in (("bundle", "verify"), ("bundle", "show"), ("bundle", "pack"), ("incident", "report")):
+            assert opsctl(*words, str(tmp_path))[0] == 2, (odd, words)
+    (tmp_path / "manifest.json").write_text(json.dumps({**head, "items": [row]}))
+    assert opsctl("bundle", "verify", str(tmp_path))[0] == 0
+
+
+def test_an_archive_that_is_not_whole_leaves_nothing_that_stands_in_the_way_of_another_try(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name, content in (("manifest.json", b"{}"), ("noise", os.urandom(1 << 20))):
+        (tmp_path / "b" / name).write_bytes(content)
+    packed = archive.pack(tmp_path / "b", tmp_path / "b.tar.zst")
+    (tmp_path / "cut.tar.zst").write_bytes(packed.read_bytes()[:-100_000])
+    (tmp_path / "into").mkdir()
+    assert opsctl("bundle", "extract", str(tmp_path / "cut.tar.zst"), "--into", str(tmp_path / "into"))[0] == 2
+    assert not list((tmp_path / "into").iterdir())
+    assert archive.unpack(packed, tmp_path / "into") == tmp_path / "into" / "b"
+    assert opsctl("bundle", "extract", str(tmp_path / "none.tar.zst"))[0] == 2
