@@ -1,5 +1,5 @@
-"""What follows a capture, beside the watch and never in its way: report, archive, upload, room for the next one, and
-the fleet file's ``on_wedge``."""
+"""What follows a capture, beside the watch and never in its way: report, archive, upload, room for the next one; and what
+follows the page for a wedge, the fleet file's ``on_wedge``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from monitors.capture.upload import upload
 Emit = Callable[..., None]
 
 
-def follow(whole: fleet.Fleet, deployment: fleet.Deployment, folder: Path, emit: Emit, *, wedge: bool) -> None:
-    """Never raises: each step's failure is an event, and the next step goes on. ``wedge``: ``on_wedge`` is due."""
-    if wedge and deployment.on_wedge.action != "page":
-        act(whole, deployment, emit)
+def follow(whole: fleet.Fleet, folder: Path, emit: Emit) -> None:
+    """Never raises: each step's failure is an event, and the next step goes on."""
     keep = whole.capture
     _step("report", folder, emit, report.write)
     packed = _step("archive", folder, emit, archive.pack) if keep.archive or keep.upload else None

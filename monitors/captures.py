@@ -78,9 +78,13 @@ class Captures:
         return taken
 
     def follow(self, taken: bundle.Captured) -> None:
-        """Report, archive, upload and the fleet file's action, in a thread of their own."""
-        self._followed = self._following.submit(aftermath.follow, self._fleet, self._deployment, taken.folder, self._emit,
-                                                wedge=taken.verdict.verdict.is_hang)  # fmt: skip
+        """Report, archive and upload, in a thread of their own."""
+        self._followed = self._following.submit(aftermath.follow, self._fleet, taken.folder, self._emit)
+
+    def act(self) -> None:
+        """The fleet file's ``on_wedge``, in the same thread: after what it is already at."""
+        if self._deployment.on_wedge.action != "page":
+            self._followed = self._following.submit(aftermath.act, self._fleet, self._deployment, self._emit)
 
     def wait(self, deadline_s: float) -> None:
         """For a capture that runs."""

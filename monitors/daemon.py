@@ -190,7 +190,8 @@ class Watch:
         if self._waiting is None:
             return
         (verdict, folder), opened = self._waiting, self._book.open
-        lies = (opened is not None and opened.bundle == str(folder)) or self._goes_on or self._died
+        still_open = opened is not None and opened.bundle == str(folder)
+        lies = still_open or self._goes_on or self._died
         quiet_s = math.inf if self._memory.state is State.ended or self._died else self._memory.quiet_s
         found = alarm.due(verdict, lies=lies, quiet_s=quiet_s, source=self._sample.source, limits=self._limits,
                           signs=self._sample.signs)  # fmt: skip
@@ -199,6 +200,8 @@ class Watch:
         self._waiting = None
         if found is Due.now:
             self._owe(self._pager.page(self._book, verdict.verdict.value, _body(self.deployment, verdict, folder), self._for))
+            if alarm.acts(verdict, found, still_open=still_open and not self._died):
+                self._captures.act()
         elif verdict.verdict.is_alarm:
             self._emit("page", page_sent=None, reason="the silence has ended by itself: it is a record")
         else:

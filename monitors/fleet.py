@@ -95,7 +95,7 @@ class Caller(_Table):
 
 
 class OnWedge(_Table):
-    """What follows the capture of a wedge. The action is the ``opsctl`` command, ended after ``deadline_s``."""
+    """What follows the page for a wedge that still stands. The action is the ``opsctl`` command, ended after ``deadline_s``."""
 
     action: Literal["page", "playbook", "restart"] = "page"
     playbook: str = ""  # its name; this key is the approval of its steps

@@ -50,6 +50,12 @@ def due(verdict: Verdict, *, lies: bool, quiet_s: float, source: Source, limits:
     return Due.now if quiet_s >= wait else Due.later
 
 
+def acts(verdict: Verdict, found: Due, *, still_open: bool) -> bool:
+    """Whether ``on_wedge`` is due. What it does ends a server's work, so it follows a page and no mere record, and only while the
+    incident is open: a server that has ended since is its service manager's to start."""
+    return found is Due.now and verdict.verdict.is_hang and still_open
+
+
 def wait_s(source: Source, limits: Limits) -> float:
     """How long work must lie before a verdict that may be a long kernel or compilation pages."""
     if limits.stall_s is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monitors.judge.alarm import Due, due
+from monitors.judge.alarm import Due, acts, due
 from monitors.judge.patience import Limits, Signs, Source
 from monitors.judge.verdict import Class, Verdict
 
@@ -69,3 +69,12 @@ def test_idle_gpus_alone_may_be_a_compilation_and_a_scheduler_seen_at_rest_is_no
 
 def test_little_evidence_waits() -> None:
     assert asked(Class.hang_tp_desync, 0.3) is Due.later
+
+
+def test_what_pages_nobody_is_not_acted_on_and_neither_is_a_crash_or_what_is_over() -> None:
+    hang, crash = Verdict(Class.hang_stopped, 0.9), Verdict(Class.crash, 0.9)
+    assert acts(hang, Due.now, still_open=True)
+    assert not acts(hang, Due.later, still_open=True), "it may be a compilation, and a restart would end it"
+    assert not acts(hang, Due.never, still_open=True)
+    assert not acts(crash, Due.now, still_open=True), "the service manager starts it"
+    assert not acts(hang, Due.now, still_open=False), "its server has ended since"

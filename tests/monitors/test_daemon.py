@@ -68,21 +68,23 @@ def receiver() -> Iterator[Any]:
         yield server
 
 
-def write_fleet(folder: Path, cluster: Cluster, api: str, receiver: Any) -> Path:
+def write_fleet(folder: Path, cluster: Cluster, api: str, receiver: Any, more: str = "") -> Path:
     file = folder / "fleet.toml"
-    file.write_text(fleet_text([("a", cluster.run_dir, cluster.log)], api, f"json://127.0.0.1:{receiver.port}/"))
+    file.write_text(fleet_text([("a", cluster.run_dir, cluster.log)], api, f"json://127.0.0.1:{receiver.port}/", more=more))
     return file
 
 
-def test_a_wedge_is_declared_captured_judged_and_paged_once(tmp_path: Path, receiver: Any) -> None:
+def test_a_wedge_is_declared_captured_judged_paged_once_and_acted_on(tmp_path: Path, receiver: Any) -> None:
     with web(HEALTHY) as server, Cluster(tmp_path) as cluster:
-        monitor = Monitor(tmp_path, write_fleet(tmp_path, cluster, server.url, receiver))
+        more = 'on_wedge = { action = "restart" }'  # of a service that nobody started: opsctl says so, and the wedge stays
+        monitor = Monitor(tmp_path, write_fleet(tmp_path, cluster, server.url, receiver, more))
         try:
             until(lambda: "loading" in monitor.states(), "the monitor sees the ranks load")
             cluster.wedge("grammar")
-            page = monitor.wait("page")
-            order = [e["event"] for e in monitor.events if e["event"] in ("suspicion", "stall_declared", "captured", "verdict", "page")]
-            assert order == ["suspicion", "stall_declared", "captured", "verdict", "page"]
+            page, acted = monitor.wait("page"), monitor.wait("acted")
+            steps = ("suspicion", "stall_declared", "captured", "verdict", "page", "acting", "acted")
+            assert [e["event"] for e in monitor.events if e["event"] in steps] == list(steps)
+            assert acted["ok"] is False and "no such service" in acted["said"]
             assert monitor.states()[-1] == "stalled" and "busy" in monitor.states()
             verdict = monitor.wait("verdict")
             assert verdict["verdict"] == "hang_grammar_barrier" and verdict["runbook"] == "runbooks/hang_grammar_barrier.md"
@@ -98,7 +100,7 @@ def test_a_wedge_is_declared_captured_judged_and_paged_once(tmp_path: Path, rece
         again = Monitor(tmp_path, tmp_path / "fleet.toml")
         try:
             until(lambda: "stalled" in again.states(), "the second monitor sees the stall")
-            assert not again.named("stall_declared") and not again.named("page")
+            assert not again.named("stall_declared") and not again.named("page") and not again.named("acting")
             assert len(receiver.posted) == 1
         finally:
             assert again.stop(signal.SIGINT) == 130
