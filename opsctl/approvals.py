@@ -6,12 +6,13 @@ waited for; whoever agrees writes his name into it. A request whose asker is gon
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -20,22 +21,24 @@ from opsctl import wholefile
 from opsctl.pid import started
 from opsctl.rollout import operator
 
+_Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+
 
 class Request(msgspec.Struct):
     """``answer`` is "" while it waits, then granted or refused, by ``by``. ``of``: what asks, e.g. a step of a runbook."""
 
-    id: str
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{6}$")]
     deployment: str
     kind: str
     what: str
     asked_by: str
     pid: int
-    pid_started: str
-    until_unix_s: float
+    pid_started: Annotated[str, msgspec.Meta(min_length=1)]
+    until_unix_s: _Moment
     answer: str = ""
     by: str = ""
     of: str = ""
-    since_unix_s: float = 0.0
+    since_unix_s: _Moment = 0.0
 
     def waits(self, now_unix_s: float) -> bool:
         return not self.answer and now_unix_s < self.until_unix_s and started(self.pid) == self.pid_started
@@ -80,6 +83,7 @@ class Approvals:
         pid, now = os.getpid(), self._now()
         request = Request(secrets.token_hex(3), deployment, kind, what, self._who, pid, started(pid), now + wait_s, of=of,
                           since_unix_s=now)  # fmt: skip
+        self._sweep()
         self._write(request)
         talk(f"    waits at most {wait_s:g} s for: opsctl approve {request.id}")
         until = time.monotonic() + wait_s
@@ -94,13 +98,21 @@ class Approvals:
         finally:
             path.unlink(missing_ok=True)
 
+    def _sweep(self) -> None:
+        """What was left by somebody who was killed while he waited."""
+        for path in self._folder.glob("*.json"):
+            found = self._read(path)
+            if found is not None and started(found.pid) != found.pid_started:
+                with contextlib.suppress(OSError):  # another account's
+                    path.unlink()
+
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
     def _read(self, path: Path) -> Request | None:
         try:
             return msgspec.json.decode(path.read_bytes(), type=Request)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def _write(self, request: Request) -> None:

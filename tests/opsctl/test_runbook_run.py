@@ -228,6 +228,21 @@ def test_what_does_not_wait_cannot_be_approved(site: Path) -> None:
     assert "nothing waits" in out.getvalue()
 
 
+def test_a_request_of_somebody_who_was_killed_or_of_another_form_waits_for_nothing_and_is_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "lastbatch" / "approvals"
+    folder.mkdir(parents=True)
+    good = {"id": "abcdef", "deployment": "d", "kind": "k", "what": "w", "asked_by": "a", "pid": os.getpid(), "pid_started": "1",
+            "until_unix_s": time.time() + 60}  # fmt: skip
+    odd = ({"pid": -1, "pid_started": ""}, {"until_unix_s": 1e308}, {"id": "../x"}, {})
+    for number, more in enumerate(odd):
+        (folder / f"{number}.json").write_text(json.dumps({**good, **more}))
+    (folder / "deep.json").write_text("[" * 100_000)
+    approvals = Approvals({"XDG_STATE_HOME": str(tmp_path)})
+    assert approvals.waiting() == []
+    assert approvals.ask("d", "k", "w", 0.01, lambda text: None) is None
+    assert not (folder / "3.json").exists() and not list(folder.glob(".*"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
