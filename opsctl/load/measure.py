@@ -82,7 +82,7 @@ async def measure(plan: Plan, places: Sequence[Place], env: Mapping[str, str], s
     notes = tuple(dict.fromkeys(
         f"{c.side}, {c.level}: {why}" for c in cells for rep_ in c.reps if (why := client_bound(rep_))
     ))  # fmt: skip
-    who = tuple(Side(one.place.name, one.place.url, one.model, one.place.command, tuple(sorted(one.fingerprints))) for one in taken)
+    who = tuple(Side(one.place.name, one.place.url, one.model, one.place.told, tuple(sorted(one.fingerprints))) for one in taken)
     return Results(results.SCHEMA, begun, results.here(), plan.mix.seed, plan.mix.to_json(), plan.mix.digest, who, cells,
                    results.utc(), round(load, 2), notes, bool(plan.fresh))  # fmt: skip
 

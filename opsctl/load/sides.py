@@ -14,9 +14,11 @@ from pathlib import Path
 
 import httpx
 
+from monitors.capture.redact import Policy, redact
 from opsctl.load.client import Client, NoServer
 from opsctl.load.shapes import PLAIN
 
+_WORDS_STAY = Policy(include_prompts=True)
 _POLL_S = 0.2
 _ANSWER_S = 2.0
 _STOP_S = 30.0
@@ -34,6 +36,11 @@ class Place:
     command: str = ""
     boot_s: float = 300.0
     request_s: float = 300.0
+
+    @property
+    def told(self) -> str:
+        """The command without its secrets, for results and errors."""
+        return redact(self.command, "command", _WORDS_STAY)[0]
 
 
 def problem(command: str) -> str:
@@ -92,8 +99,8 @@ async def _ready(place: Place, process: asyncio.subprocess.Process, log: Path | 
                 if await _answers(place):
                     return
                 await asyncio.sleep(_POLL_S)
-        raise NoServer(f"{place.command}: ended with {process.returncode} before it served{where}")
-    raise NoServer(f"{place.command}: does not serve at {place.url} after {place.boot_s:g} s{where}")
+        raise NoServer(f"{place.told}: ended with {process.returncode} before it served{where}")
+    raise NoServer(f"{place.told}: does not serve at {place.url} after {place.boot_s:g} s{where}")
 
 
 async def _loaded(client: Client, place: Place, log: Path | None) -> None:
@@ -102,7 +109,7 @@ async def _loaded(client: Client, place: Place, log: Path | None) -> None:
     while (came := await client.learn_tokens(PLAIN, random.Random(0))).status == _LOADING:
         if client.clock() > until:
             where = f"; its log is {log}" if log else ""
-            raise NoServer(f"{place.command}: still answers {came.status} after {place.boot_s:g} s ({came.note}){where}")
+            raise NoServer(f"{place.told}: still answers {came.status} after {place.boot_s:g} s ({came.note}){where}")
         await asyncio.sleep(_POLL_S)
 
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from monitors.capture.redact import Policy, redact
 from opsctl import commandline
 from opsctl.playbooks.schema import Change, Step
 
+_WORDS_STAY = Policy(include_prompts=True)
 MODULES = {"opsctl": "opsctl.cli", "hang-monitor": "monitors.cli"}
 
 
@@ -46,12 +48,12 @@ def words(step: Step, place: Place, playbook: str) -> list[str]:
 
 
 def told(step: Step, place: Place, playbook: str) -> str:
-    """A step in one line, for people."""
+    """A step in one line, for people and logs: without secrets."""
     if step.fault:
         return f"arm the fault {step.fault} (lifted at the end)"
     if step.page:
         return f"page: {step.page}"
-    return shlex.join(words(step, place, playbook))
+    return redact(shlex.join(words(step, place, playbook)), "playbook.json", _WORDS_STAY)[0]
 
 
 def executable(command: list[str]) -> list[str]:

@@ -81,7 +81,7 @@ def test_what_is_no_key_is_told_without_it(tmp_path: Path) -> None:
 
 
 def test_an_address_is_one_and_holds_no_secret() -> None:
-    for url in ("http://127.0.0.1:30000", "https://host/v1", ""):
+    for url in ("http://127.0.0.1:30000", "https://host/v1", "", "$URL"):
         assert address(url) == url
     for url in (
         "garbage",
