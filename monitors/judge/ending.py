@@ -124,6 +124,21 @@ def others(log: Log) -> int:
     return sum(1 for cause in found[:-1] if cause == WATCHDOG or not alike(cause, found[-1]))
 
 
+def present(log: Log) -> Log:
+    """Without the notices and tracebacks of lives that ended because they were told to: whatever went wrong in them is no
+    reason for what is wrong in the one that somebody started since."""
+    state, begun = Ending(), 0
+    for item in _items(log):
+        fresh = state.renewed(item)
+        state = fresh.after(item)
+        if state.begun and state.order and not fresh.begun:
+            begun = item.cite.line
+    if not begun:
+        return log
+    return replace(log, notices=tuple(n for n in log.notices if n.cite.line >= begun),
+                   tracebacks=tuple(t for t in log.tracebacks if t.cite.line >= begun))  # fmt: skip
+
+
 def order(log: Log) -> Notice | None:
     """The line by which the last start in this log was told to stop; None when it was not, or another has begun since."""
     state = Ending().take(log)

@@ -57,11 +57,16 @@ def views(scene: Scene) -> tuple[RankView, ...]:
     processes = {str(p.rank): p for p in scene.processes if p.rank is not None}
     known = sorted({*by_rank, *map(str, scene.boxes), *processes}, key=int)
     if not by_rank and not scene.boxes:
-        alone = {s.who: s for s in scene.stacks if not s.sample and not s.who.isdigit() and s.who.lower() not in _FRONT}
+        alone = {s.who: s for s in scene.stacks if not s.sample and not s.who.isdigit() and not _is_front(s.who)}
         return tuple(_view(scene, who, stack, None, None) for who, stack in alone.items()) or tuple(
             _view(scene, who, None, None, processes[who]) for who in known
         )
     return tuple(_view(scene, who, by_rank.get(who), scene.boxes.get(int(who)), processes.get(who)) for who in known)
+
+
+def _is_front(who: str) -> bool:
+    """``api``, or ``api_`` and the node that it runs on."""
+    return who.lower() in _FRONT or who.lower().partition("_")[0] in _FRONT
 
 
 def _view(scene: Scene, who: str, stack: Stack | None, box: Snapshot | None, process: Process | None) -> RankView:

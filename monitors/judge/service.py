@@ -73,12 +73,13 @@ def health(scene: Scene) -> Iterator[tuple[str, Finding]]:
 
 def ends(scene: Scene) -> Iterator[tuple[str, Finding]]:
     """Restarts, exits and the exceptions before them."""
-    restarts = scene.notices("restart")
+    present = [ending.present(one) for one in scene.logs]
+    restarts = [notice for one in present for notice in one.notices if notice.kind == "restart"]
     if restarts:
         last = restarts[-1]
         counts = [int(n.fields["count"][:9]) for n in restarts if n.fields.get("count")]
         # A counter counts whatever ended: what was of another kind is no part of a loop.
-        others = sum(ending.others(one) for one in scene.logs)
+        others = sum(ending.others(one) for one in present)
         many = max([*counts, len(restarts)]) - others >= 2 or "too quickly" in last.text
         name = "restarts" if many else "restart"
         starts = [one.starts for one in scene.logs if len(one.starts) > 1]
@@ -124,6 +125,8 @@ def _units(scene: Scene) -> Iterator[tuple[str, Finding]]:
         elif result in ("signal", "core-dump", "exit-code"):
             yield "exit", Finding(f"the unit's result is {result}", cite("Result"))
         state = values.get("ActiveState", "")
+        if state == "activating" and values.get("SubState") != "auto-restart":
+            yield "loading", Finding("the unit is started and not yet ready (activating)", cite("ActiveState"))
         if state in ("failed", "inactive"):
             text = f"the unit is {state} ({values.get('SubState', '')}), its last exit status {values.get('ExecMainStatus', 'not told')}"
             yield "unit_down", Finding(text, cite("ActiveState"))
@@ -141,6 +144,7 @@ def _life(one: Log, ended: bool) -> Log:
     next one already. In another file the last line that says ready begins the last life, unless nothing has gone wrong since
     (then what went wrong before it is why the server was started again). What it says of its end once it was told to stop
     is not in it."""
+    one = ending.present(one)
     order = ending.order(one)
     if order is not None:
         one = replace(one, notices=tuple(n for n in one.notices if n.kind not in _OF_THE_END or n.cite.line < order.cite.line),

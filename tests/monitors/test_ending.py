@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,36 @@ def test_a_server_that_was_told_to_stop_is_no_crash_though_its_processes_are_gon
     told = judged(tmp_path, STARTED, ready, "[2026-03-02 10:02:05] Ending: SIGTERM", killed)
     assert told.verdict is Class.idle_not_hung and "told to stop" in told.evidence[0].text, told.to_json()
     assert judged(tmp_path, STARTED, ready, killed).verdict is Class.crash
+
+
+API = [{"pid": 7, "thread_id": 7, "thread_name": "MainThread", "os_thread_id": 7, "active": False, "owns_gil": False, "frames": [
+    {"name": "EpollSelector.select", "filename": "selectors.py", "short_filename": "selectors.py", "line": 468},
+    {"name": "main", "filename": "engine/server/main.py", "short_filename": "engine/server/main.py", "line": 110}]}]  # fmt: skip
+
+
+def test_what_went_wrong_before_an_ordered_restart_says_nothing_of_the_start_that_loads_now(tmp_path: Path) -> None:
+    """Nothing runs yet but the process that answers HTTP: it is no rank, and waits for none."""
+    ready = "[2026-03-02 10:01:05] Ready: configuration abc, invocation 1234"
+    trace = TRACE.format(31, "TypeError: 7 is not it")
+    again = "[2026-03-02 10:04:05] Starting rank 0, 1, 2 with small, configuration abc"
+    (tmp_path / "health.txt").write_text("GET /health_scheduler -> 503 loading\n")
+    (tmp_path / "systemctl-show-s.txt").write_text("ActiveState=activating\nNRestarts=0\nResult=success\n")
+    (tmp_path / "pyspy-api_here.json").write_text(json.dumps(API))
+    (tmp_path / "pyspy-api_here.t3.json").write_text(json.dumps([{**API[0], "frames": API[0]["frames"][1:]}]))
+    crashed = (STARTED, ready, DECODE, trace, EXIT, AGAIN.format(1), ready, DECODE)
+    loads = judged(tmp_path, *crashed, "[opsctl] Stopping.", "[opsctl] Stopped.", STARTED, again)
+    assert loads.verdict is Class.loading_not_hung, loads.to_json()
+    assert not [
+        item.text for item in loads.evidence if "Restarting" in item.text or "restart job" in item.text or "rank waits" in item.text
+    ]
+    fresh = judged(tmp_path, STARTED, again)
+    assert fresh.verdict is Class.loading_not_hung, fresh.to_json()
+
+
+def test_a_crash_before_an_ordered_restart_and_one_after_it_are_no_loop(tmp_path: Path) -> None:
+    ready = "[2026-03-02 10:01:05] Ready: configuration abc, invocation 1234"
+    trace = TRACE.format(31, "TypeError: 7 is not it")
+    crashed = (STARTED, ready, DECODE, trace, EXIT, AGAIN.format(1), ready, DECODE)
+    other = "[opsctl] Started s: main process 8, invocation cd."
+    found = judged(tmp_path, *crashed, "[opsctl] Stopping.", "[opsctl] Stopped.", other, ready, DECODE, trace, EXIT)
+    assert found.verdict is Class.crash, found.to_json()
