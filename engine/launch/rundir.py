@@ -12,11 +12,13 @@ from pathlib import Path
 from engine.config import ConfigError
 
 _SOCKETS = "lastbatch-"
+_LINK = "sockets"
 _EVIDENCE_KEPT = 8  # /run is memory, and a service manager may start a crashing server for days
 
 
 class RunDirectory:
-    """``path`` holds black boxes, launcher.json and evidence; ``sockets`` is a folder whose name is short.
+    """``path`` holds black boxes, launcher.json and evidence; ``sockets`` is a folder whose name is short. Where that lies
+    elsewhere, a link in ``path`` says where, so that the next start finds what a killed one left.
 
     Raises (from the constructor):
         ConfigError: it cannot be made, or another server holds it.
@@ -28,7 +30,10 @@ class RunDirectory:
         self._lock = self._take()
         self._sweep()
         # A Unix socket's path has at most 107 bytes: a long run directory cannot hold one.
-        self.sockets = Path(tempfile.mkdtemp(prefix=_SOCKETS, dir=path if len(str(path)) < 60 else None))
+        within = len(str(path)) < 60
+        self.sockets = Path(tempfile.mkdtemp(prefix=_SOCKETS, dir=path if within else None))
+        if not within:
+            (self.path / _LINK).symlink_to(self.sockets)
 
     def _take(self) -> int:
         try:
@@ -59,11 +64,21 @@ class RunDirectory:
             previous.mkdir()
             for path in old:
                 path.rename(previous / path.name)
+        self._drop_link()
         for path in (*self.path.glob(f"{_SOCKETS}*"), *sorted(self.path.glob("evidence-*"))[:-_EVIDENCE_KEPT]):
             shutil.rmtree(path, ignore_errors=True)
 
+    def _drop_link(self) -> None:
+        link = self.path / _LINK
+        if link.is_symlink():
+            there = link.readlink()
+            if there.name.startswith(_SOCKETS) and there.parent == Path(tempfile.gettempdir()):
+                shutil.rmtree(there, ignore_errors=True)
+            link.unlink()
+
     def close(self) -> None:
         shutil.rmtree(self.sockets, ignore_errors=True)
+        self._drop_link()
         (self.path / "launcher.json").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.path / "lock").unlink()

@@ -42,10 +42,10 @@ def flags(scene: Scene, commands: Iterable[Sequence[str]]) -> tuple[Flag, ...]:
     box = next(iter(scene.boxes.values()), None)
     settings = json.loads(box.settings_json or "{}") if box is not None else None
     argvs = [list(argv) for argv in commands if argv] or _seen(scene)
-    return tuple(_flag(row, settings, argvs) for row in table()["flag"])
+    return tuple(_flag(row, settings, argvs, scene.dialect.name) for row in table()["flag"])
 
 
-def _flag(row: Mapping[str, Any], settings: Mapping[str, Any] | None, argvs: Sequence[Sequence[str]]) -> Flag:
+def _flag(row: Mapping[str, Any], settings: Mapping[str, Any] | None, argvs: Sequence[Sequence[str]], engine: str) -> Flag:
     off = row.get("off", [""])
     if settings and row.get("setting"):
         value: Any = settings
@@ -64,6 +64,9 @@ def _flag(row: Mapping[str, Any], settings: Mapping[str, Any] | None, argvs: Seq
             if value is not None:
                 absent = value.lower() in [word.lower() for word in off if word]
                 return Flag(row["name"], "not set" if absent else "set", row["absent"] if absent else value, "command line")
+    default = row.get("default", {}).get(engine)
+    if default is not None:
+        return Flag(row["name"], "set", default, DEFAULT)
     return Flag(row["name"], "not set", row["absent"], "command line")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,14 @@ def test_leftovers_of_killed_servers_are_swept_and_the_last_evidence_is_kept(tmp
     assert not (tmp_path / "lastbatch-old").exists() and held.sockets.is_dir()
     assert not list(tmp_path.glob("*.box"))
     held.close()
+
+
+def test_sockets_that_a_killed_start_left_elsewhere_are_swept_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / ("run" * 20)  # too long to hold a socket
+    killed = RunDirectory(path)
+    assert killed.sockets.parent == Path(tempfile.gettempdir()) and killed.sockets.is_dir()
+    os.close(killed._lock)  # as its death would
+    held = RunDirectory(path)
+    assert not killed.sockets.exists() and held.sockets.is_dir()
+    held.close()
+    assert not held.sockets.exists() and not path.exists()

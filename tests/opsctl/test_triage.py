@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from monitors import casefolder
+from engine.config import Settings
+from monitors import casefolder, engines
 from monitors.capture import bundle
 from monitors.judge.classify import classify
 from opsctl import cli
@@ -187,6 +188,18 @@ def test_flags_are_told_set_unset_or_unknown_with_what_their_absence_means() -> 
     assert files["tokenizer.json"] == "set" and files["chat_template.jinja"] == "not set"
     assert {flag.state for flag in flags.files("", None, "why")} == {"unknown"}
     assert flags.model_folder(tuple(told.values())) == "/m"
+
+
+def test_what_the_bundled_engine_takes_untold_is_told_as_its_default() -> None:
+    scene = dataclasses.replace(casefolder.read(CASES[0]), dialect=engines.load("lastbatch"), boxes={})
+    told = {flag.name: flag for flag in flags.flags(scene, [["lastbatch", "serve", "--grammar-backend", "none"]])}
+    assert (told["tool-call parser"].text, told["tool-call parser"].source) == ("hermes", DEFAULT)
+    assert (told["grammar backend"].text, told["grammar backend"].source) == ("none", "command line")
+    settings = Settings().declared()
+    for row in flags.table()["flag"]:
+        if "default" in row:
+            group, name = row["setting"].split(".")
+            assert row["default"]["lastbatch"] == str(settings[group][name])
 
 
 def test_whoever_is_late_is_a_gap_and_holds_nobody() -> None:
