@@ -62,7 +62,7 @@ def wedge(stage: Stage, step: Step, left: Left) -> Wedged:
 
 
 def _host(stage: Stage) -> blackbox.Host:
-    return blackbox.read(stage.pair.box(0), events=False).host
+    return blackbox.read(stage.pair.box_of(0), events=False).host
 
 
 def capture(stage: Stage, _step: Step, left: Left) -> Captured:

@@ -20,30 +20,25 @@ from typing import Any, TypeVar
 import httpx
 
 from engine import blackbox
+from opsctl.staging.twonodes import ROOT, URL, TwoNodes, booted, cache_of, fleet_nodes, prepare, unit_of
 from tests.e2e import nodes
 from tests.e2e.serving import wait_for
 from tests.e2e.test_monitor_on_engine import Monitor
 from tests.tiny_models import tiny_model
 
-ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "engine/launch/lastbatch@.service"
-UNIT = "lastbatch@tiny.service"
+DEPLOYMENT = "tiny"
+UNIT = unit_of(DEPLOYMENT)
 MODEL = "srv/tiny"
 RUN_DIR = "run/lastbatch/tiny"
-LEADER = "10.77.0.11"
-URL = f"http://{LEADER}:30000"
 WATCHDOG_S = 90
-ENGINE = ("--tp", "3", "--nnodes", "2", "--dist-init-addr", f"{LEADER}:29500", "--host", "0.0.0.0", "--port", "30000", "--name", "tiny",
-          "--threads-per-rank", "1", "--speculative-algorithm", "NGRAM", "--enable-overlap-schedule",
-          "--context-length", "4096", "--max-total-tokens", "8192",
+ENGINE = ("--speculative-algorithm", "NGRAM", "--enable-overlap-schedule", "--context-length", "4096", "--max-total-tokens", "8192",
           "--watchdog-timeout", str(WATCHDOG_S), "--health-max-age", "3", "--drain-timeout", "3", "--enable-faults")  # fmt: skip
-RANKS = ((0, 1), (2,))
 HOMES = ((0, "a"), (1, "a"), (2, "b"))
 CONSTRAINED = {"messages": [{"role": "user", "content": "a b a b a b"}], "temperature": 0, "max_tokens": 200, "regex": "(ab){20,90}"}
 T = TypeVar("T")
 
 
-class Group:
+class Group(TwoNodes):
     """Two booted nodes with the unit on each. What it makes is undone by ``undo``, also when making it failed.
 
     Args:
@@ -51,60 +46,32 @@ class Group:
         fleet: keys of the deployment beside those that the fleet file has anyway.
     """
 
+    deployment = DEPLOYMENT
+
     def __init__(self, folder: Path, undo: contextlib.ExitStack, more: Sequence[str] = (), fleet: str = "") -> None:
         self.folder = folder
         self._keys = fleet
         self._prefix = prefix = f"lbe{os.getpid()}"
         self._here = ("ip", "netns", "exec", f"{prefix}-ctl")
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "id"], check=True)
-        subprocess.run([sys.executable, "-m", "engine.cli", "build"], cwd=ROOT, check=True, timeout=120, capture_output=True)
-        undo.callback(nodes.fabric, "down", prefix, 2)
-        nodes.fabric("up", prefix, 2)
+        key = prepare(folder)
+        self.nodes = undo.enter_context(booted(prefix, folder / "nodes", key))
         undo.enter_context(self._inside(f"{prefix}-ctl"))
-        self.nodes = tuple(self._boot(f"{prefix}{'ab'[rank]}", f"{prefix}-{rank + 1}", undo) for rank in (0, 1))
         for rank, node in enumerate(self.nodes):
             tiny_model(node.root / MODEL, heads=6, kv_heads=3, hidden=96, max_position_embeddings=8192)
-            self._install(node, ["--model", f"/{MODEL}", *ENGINE, *more, "--node-rank", str(rank)])
+            self._install(node, rank, more)
         self.pages_file = folder / "pages"
         self.pages_file.touch()
         self._start_pager(undo)
         self.fleet = folder / "fleet.toml"
         self.fleet.write_text(self._fleet_text())
 
-    def _boot(self, name: str, netns: str, undo: contextlib.ExitStack) -> nodes.SystemdNode:
-        undo.callback(nodes.SystemdNode(name, 0, self.folder / "nodes").stop)  # what a failed boot left, too
-        env = {"NODES_KEY": str(self.folder / "id")}
-        return nodes.boot(name, self.folder / "nodes", netns=netns, hook="sshd.sh", env=env)
-
-    def _install(self, node: nodes.SystemdNode, args: list[str]) -> None:
-        """The packaged unit, and what a site writes beside it."""
-        units = node.root / "etc/systemd/system"
-        (units / TEMPLATE.name).write_text(TEMPLATE.read_text())
-        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # the C parts are compiled there already
-        command = " ".join([sys.executable, "-m", "engine.cli", "serve", *args])
-        self.drop_in(node, "10-serve.conf", f"ExecStart=\nExecStart={command}\nEnvironment=PYTHONPATH={ROOT} XDG_CACHE_HOME={cache} "
-                                            "OMP_NUM_THREADS=1\nRestartSec=1\n")  # fmt: skip
-
-    @staticmethod
-    def drop_in(node: nodes.SystemdNode, name: str, service: str) -> None:
-        folder = node.root / f"etc/systemd/system/{UNIT}.d"
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(f"[Service]\n{service}")
-        assert node.run(["systemctl", "daemon-reload"]).code == 0
+    def _install(self, node: nodes.SystemdNode, number: int, more: Sequence[str]) -> None:
+        self.install(node, number, ["--model", f"/{MODEL}", *ENGINE, *more], cache_of(os.environ), "RestartSec=1\n")
 
     def _fleet_text(self) -> str:
-        (self.folder / "ssh_config").write_text(
-            f"Host n1\n  HostName 10.77.0.11\nHost n2\n  HostName 10.77.0.12\nHost *\n  User root\n  IdentityFile {self.folder / 'id'}\n"
-            "  IdentitiesOnly yes\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
-        )
-        services = "".join(
-            f'[[deployment.tiny.node]]\nname = "{name}"\nssh = "-F {self.folder / "ssh_config"} n{rank + 1}"\npython = "{sys.executable}"\n'
-            f'[[deployment.tiny.node.service]]\nunit = "{UNIT}"\nranks = {list(RANKS[rank])}\n'
-            for rank, name in enumerate(("a", "b"))
-        )
         return (
             f'[deployment.tiny]\nengine = "lastbatch"\napi = "{URL}"\nwatchdog_s = {WATCHDOG_S}\nallow_faults = true\n'
-            f'stable_s = 1\n{self._keys}{services}[page]\nurls = ["json://10.77.0.1:9000/"]\n'
+            f'stable_s = 1\n{self._keys}{fleet_nodes(DEPLOYMENT, self.folder)}[page]\nurls = ["json://10.77.0.1:9000/"]\n'
         )
 
     # The operator's side.
@@ -196,8 +163,7 @@ class Group:
     # The nodes' side.
 
     def start(self, *, wait: bool = True) -> None:
-        for node in self.nodes:
-            assert node.run(["systemctl", "start", "--no-block", UNIT]).code == 0
+        self.begin()
         if wait:
             self.wait_serving()
 
@@ -206,14 +172,11 @@ class Group:
         self._keys = fleet
         self.fleet.write_text(self._fleet_text())
         for rank, node in enumerate(self.nodes):
-            self._install(node, ["--model", f"/{MODEL}", *ENGINE, *more, "--node-rank", str(rank)])
+            self._install(node, rank, more)
 
     def end(self) -> None:
         """Whatever state the units are in: nothing of them runs afterwards, and they can be started again."""
-        for node in self.nodes:
-            # A frozen or wedged rank does not stop in order, and a restart that waits must not come.
-            node.run(["systemctl", "kill", "-s", "KILL", UNIT])
-            node.run(["systemctl", "stop", "--no-block", UNIT])
+        self.cut_down()
         with self._explained():
             wait_for(lambda: not {"active", "activating", "deactivating"} & set(self.states()), 60, "the end of both units")
         for node in self.nodes:
@@ -248,7 +211,7 @@ class Group:
             assert self.states() == ["inactive", "inactive"], "a clean stop is no failure"
 
     def box(self, rank: int) -> blackbox.Snapshot:
-        return blackbox.read(self.home(rank).root / RUN_DIR / f"rank-{rank}.box")
+        return blackbox.read(self.box_of(rank))
 
     def digests(self) -> list[str]:
         """What every rank says that it runs, by its box and by the server."""
@@ -270,21 +233,8 @@ class Group:
         places = node.run(["sh", "-c", look]).out.decode()
         return [line for line in processes if "lastbatch" in line or "engine" in line] + places.splitlines()
 
-    def home(self, rank: int) -> nodes.SystemdNode:
-        return self.nodes[0 if rank in RANKS[0] else 1]
-
-    def show(self, name: str) -> list[str]:
-        return [node.run(["systemctl", "show", "-P", name, UNIT]).out.decode().strip() for node in self.nodes]
-
-    def states(self) -> list[str]:
-        return self.show("ActiveState")
-
     def journals(self) -> str:
-        return "\n".join(self.journal(node) for node in self.nodes)
-
-    @staticmethod
-    def journal(node: nodes.SystemdNode) -> str:
-        return node.run(["journalctl", "-o", "short-precise", "--no-hostname", "--no-pager", "-u", UNIT]).out.decode(errors="replace")
+        return "\n".join(self.text_of(node) for node in self.nodes)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -292,7 +242,7 @@ class Group:
         try:
             yield
         except AssertionError as error:
-            tails = "\n".join(self.journal(node)[-6000:] for node in self.nodes)
+            tails = "\n".join(self.text_of(node)[-6000:] for node in self.nodes)
             raise AssertionError(f"{error}; the units are {self.states()}; their journals end in:\n{tails}") from error
 
     def rank_pid(self, rank: int) -> tuple[nodes.SystemdNode, int]:
