@@ -76,7 +76,7 @@ def run(
 
     A deployment must say allow_faults. Every fault is lifted at the end, whatever happened, also when opsctl is killed.
     With --attended and no name one is drawn, and its name is told at the end.
-    Exit status: 0 all passed, 1 one could not be played, 2 refused, 9 one failed.
+    Exit status: 0 all passed, 2 refused, 9 one failed, or could not be played because its server is not well.
     """
     session: Session = context.obj
     if attended and auto:
@@ -98,7 +98,7 @@ def run(
         problems += _group(session, same, responder, where, root / str(at), model, seed if seed >= 0 else None, scores)
     text = table(scores) if scores else ""
     failed = [score for score in scores if not score.passed]
-    code = ExitCode.INTERNAL if problems else ExitCode.FOUND if failed else ExitCode.DONE
+    code = ExitCode.FOUND if problems or failed else ExitCode.DONE
     problems += [Problem("failed", "; ".join(score.problems), where=score.drill) for score in failed]
     session.show(Answer("drill run", msgspec.to_builtins(scores), text, code, tuple(problems)), as_json=as_json)
 
@@ -177,7 +177,7 @@ def _group(session: Session, same: list[Playbook], responder: Responder, where: 
                     if stage.own and (stage.changed or not found.passed or (left and _paged_already(left[0], said))):
                         break
         except (StageError, OSError) as error:
-            session.talk(f"{now.name}: not played: {error}")
+            session.talk(f"{now.name}: not played")
             homeless.append(Problem("stage", str(error), where=now.name, remedy=f"logs: {home}"))
             if len(left) == before:  # there is no server for the others either
                 return homeless
