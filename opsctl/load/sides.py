@@ -17,6 +17,7 @@ import httpx
 from monitors.capture.redact import Policy, redact
 from opsctl.load.client import Client, NoServer
 from opsctl.load.shapes import PLAIN
+from opsctl.service.child import die_with
 
 _WORDS_STAY = Policy(include_prompts=True)
 _POLL_S = 0.2
@@ -81,6 +82,7 @@ async def _started(place: Place, env: Mapping[str, str], log: Path | None) -> As
                 stderr=asyncio.subprocess.STDOUT,
                 env=dict(env),
                 start_new_session=True,
+                preexec_fn=die_with(os.getpid()),  # no server stays behind a client that was killed
             )
         except OSError as error:
             raise NoServer(f"{argv[0]}: {error.strerror}") from error

@@ -24,7 +24,9 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
+    """For ``preexec_fn``: SIGTERM when the thread of ``parent`` that started the child is gone, however it ended."""
+
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # it died before the line above
@@ -56,7 +58,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) ->
     """
     return subprocess.Popen(
         argv, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-        preexec_fn=_die_with(os.getpid()), restore_signals=True,
+        preexec_fn=die_with(os.getpid()), restore_signals=True,
     )  # fmt: skip
 
 
