@@ -7,6 +7,7 @@ waited for; whoever agrees writes his name into it. A request whose asker is gon
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import time
@@ -117,4 +118,4 @@ class Approvals:
 
     def _write(self, request: Request) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        wholefile.write(self._path(request.id), msgspec.json.encode(request))
+        wholefile.write(self._path(request.id), json.dumps(msgspec.to_builtins(request)).encode())

@@ -25,7 +25,7 @@ def capture(
     """
     found = fleet.load(fleet_path)
     one = found.one(deployment)
-    reason, _ = redact(reason, "reason")  # it names the bundle's folder too
+    reason, _ = redact(reason.encode(errors="backslashreplace").decode(), "reason")  # it names the bundle's folder too
     text = Path(fleet_path).read_text()
     policy = Policy(include_prompts, redact_ip or found.capture.redact_ip)
     taken = bundle.capture(one, reason=reason, budget_s=budget_s, root=root or fleet.bundle_root(one, env), native=native, policy=policy,

@@ -124,7 +124,8 @@ def main(
         os.environ if env is None else env, stdin or _lenient(sys.stdin, "replace"), stdout or _lenient(sys.stdout, "backslashreplace"),
         stderr or _lenient(sys.stderr, "backslashreplace"),
     )  # fmt: skip
-    words = [word for word in args if not word.startswith("-")][:2]
+    words = [word for word in args if not word.startswith("-")]
+    words = words[: 2 if words[:1] and words[0] in {group.name for group in app.registered_groups} else 1]
     try:
         if wrong := finite.problem(args):
             raise typer.BadParameter(wrong)

@@ -8,6 +8,7 @@ import typer
 
 from monitors import report as reporting
 from monitors.capture import archive
+from opsctl import wholefile
 from opsctl.answer import Answer
 
 app = typer.Typer(no_args_is_help=True, help="Draft the texts of an incident from its bundle.")
@@ -28,9 +29,8 @@ def report(context: typer.Context, bundle: Path = BUNDLE, out: Path | None = OUT
     with archive.opened(bundle) as folder:
         texts = {"incident.md": reporting.incident(folder), "upstream.md": reporting.upstream(folder)}
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (out / name).write_text(text)
+            wholefile.write(out / name, text.encode(errors="backslashreplace"))
     written = [str(out / name) for name in texts] if out is not None else []
     text = "\n".join(written) if written else "\n".join(texts.values())
     data = {"incident": texts["incident.md"], "upstream": texts["upstream.md"], "files": written}

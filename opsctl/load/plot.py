@@ -74,7 +74,8 @@ def write(results: Results, folder: Path, stem: str) -> tuple[Path, ...]:
         drawn = curves(results, metrics)
         if drawn:
             path = folder / f"{stem}-{name}.svg"
-            path.write_text(chart(drawn, f"{title} ({METRICS[metrics[0]].unit})", across, _legend(results)))
+            drawing = chart(drawn, f"{title} ({METRICS[metrics[0]].unit})", across, _legend(results))
+            path.write_bytes(drawing.encode(errors="backslashreplace"))
             made += [path, *_png(drawn, title, across, path.with_suffix(".png"))]
     return tuple(made)
 

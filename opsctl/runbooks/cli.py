@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import secrets
 import termios
@@ -242,7 +243,7 @@ def _keeper(folder: Path, values: dict[str, str]) -> Callable[[RunRecord], None]
     """Writes the record to ``folder``, and beside the bundle's artefacts where there is one, which may be on another disk."""
 
     def keep(record: RunRecord) -> None:
-        content = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+        content = (json.dumps(msgspec.to_builtins(record), indent=1) + "\n").encode()  # it knows names that are no UTF-8
         homes = [(folder, f"{record.id}.json")]
         if values.get("BUNDLE") and Path(values["BUNDLE"]).is_dir():
             homes.append((Path(values["BUNDLE"]), f"runbook-{record.id}.json"))

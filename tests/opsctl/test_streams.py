@@ -59,6 +59,13 @@ def test_a_name_that_is_no_utf8_is_shown_as_far_as_it_goes() -> None:
     assert ran.returncode == 2 and b"no such bundle" in ran.stderr and b"Traceback" not in ran.stderr
 
 
+def test_an_envelope_names_the_command_and_none_of_its_arguments() -> None:
+    for words, name in ((("triage", "/no/such"), "triage"), (("bundle", "verify", "/no/such"), "bundle verify"), (("nix", "x"), "nix")):
+        out = io.StringIO()
+        assert cli.main([*words, "--json"], {}, stdin=io.StringIO(), stdout=out, stderr=io.StringIO()) == 2
+        assert json.loads(out.getvalue())["command"] == name
+
+
 def test_a_defect_is_told_in_the_envelope(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
         raise RuntimeError("something nobody thought of")
