@@ -51,7 +51,7 @@ def command(whole: fleet.Fleet, deployment: fleet.Deployment) -> list[str]:
     head = [str(opsctl)] if opsctl.exists() else ["opsctl"]
     if deployment.on_wedge.action == "restart":
         return [*head, "service", "restart-group", *chosen]
-    return [*head, "playbook", "run", deployment.on_wedge.playbook, "--yes", *chosen]
+    return [*head, "playbook", "run", deployment.on_wedge.playbook, "--yes", "--incident", *chosen]
 
 
 def act(whole: fleet.Fleet, deployment: fleet.Deployment, emit: Emit) -> None:

@@ -14,7 +14,9 @@ import typer
 
 from monitors import fleet
 from monitors.exit_codes import ExitCode
+from opsctl import textfile
 from opsctl.answer import Answer, Problem, Session
+from opsctl.approvals import Approvals
 from opsctl.drill import lifter
 from opsctl.library import NotFound, Shelf
 from opsctl.playbooks import actions, lint, needs
@@ -37,6 +39,8 @@ NAMES = typer.Argument(None, help="Names or files. [default: all]")
 YES = typer.Option(False, "--yes", help="Do not ask before steps that need no approval.")
 APPROVE = typer.Option([], "--approve", metavar="KIND", help="Approve steps of this kind, e.g. restart. Repeatable.")
 REASON = typer.Option("", "--reason", help="Why; kept in the record.")
+INCIDENT = typer.Option(False, "--incident", help="Begin a response although its probes see nothing that it would respond to.")
+APPROVAL_WAIT = typer.Option(0.0, "--approval-wait-s", min=0.0, max=86_400.0, help="How long a step waits for `opsctl approve`.")
 
 
 @app.command("list")
@@ -56,6 +60,18 @@ def list_(context: typer.Context, fleet_path: str = FLEET, as_json: bool = JSON)
     session.show(Answer("playbook list", found, "\n".join(lines)), as_json=as_json)
 
 
+@app.command()
+def show(context: typer.Context, name: str = NAME, fleet_path: str = FLEET, as_json: bool = JSON) -> None:
+    """Print a playbook as it stands."""
+    session: Session = context.obj
+    path = _find(Shelf.of("playbooks", ".yaml", session.env, fleet_path), name)
+    document = lint.read(path)
+    text = textfile.read(path)
+    data = {"name": document.playbook.name, "path": str(path), "playbook": document.playbook.model_dump(mode="json", exclude_defaults=True),
+            "text": text}  # fmt: skip
+    session.show(Answer("playbook show", data, text.rstrip("\n")), as_json=as_json)
+
+
 @app.command("lint")
 def lint_(context: typer.Context, names: list[str] = NAMES, fleet_path: str = FLEET, as_json: bool = JSON) -> None:
     """Say what is wrong with playbooks, by file and line: their form, and commands that no longer exist. Exit 2 if anything is."""
@@ -65,7 +81,7 @@ def lint_(context: typer.Context, names: list[str] = NAMES, fleet_path: str = FL
     wrong = [problem for path in paths for problem in lint.problems(path)]
     data = {"files": [str(path) for path in paths], "problems": [vars(problem) for problem in wrong]}
     errors = tuple(Problem("lint", problem.text, where=f"{problem.file}:{problem.line}") for problem in wrong)
-    text = f"{len(paths)} playbooks, nothing wrong" if not wrong else ""
+    text = f"{len(paths)} playbook{'' if len(paths) == 1 else 's'}, nothing wrong" if not wrong else ""
     session.show(Answer("playbook lint", data, text, ExitCode.USAGE if wrong else ExitCode.DONE, errors), as_json=as_json)
 
 
@@ -92,13 +108,14 @@ def plan(context: typer.Context, name: str = NAME, fleet_path: str = FLEET, depl
 @app.command()
 def run(
     context: typer.Context, name: str = NAME, fleet_path: str = FLEET, deployment: str = DEPLOYMENT, yes: bool = YES,
-    approve: list[str] = APPROVE, reason: str = REASON, as_json: bool = JSON,
+    approve: list[str] = APPROVE, approval_wait_s: float = APPROVAL_WAIT, incident: bool = INCIDENT, reason: str = REASON,
+    as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Carry a playbook out. What undoes it runs once a step has acted, whatever happened; SIGTERM and Ctrl-C are no exception.
 
-    A step that needs approval is agreed to at the terminal, by --approve, or by the fleet file, whose on_wedge names this
-    playbook. Exit status: 0 done, 2 refused (nothing touched), 3 failed and rolled back, 4 stuck (look now), 5 held for an
-    approval, 6 locked, 7 unreachable, 9 what must hold does not.
+    A step that needs approval is agreed to at the terminal, by --approve, by `opsctl approve`, or by the fleet file, whose
+    on_wedge names this playbook. Exit status: 0 done, 2 refused (nothing touched), 3 failed and rolled back, 4 stuck (look now),
+    5 held for an approval, 6 locked, 7 unreachable, 9 what must hold does not.
     """
     session: Session = context.obj
     whole = fleet.load(fleet_path)
@@ -124,10 +141,21 @@ def run(
                     who, reason, utc(time.time()), playbook.model_dump(mode="json", exclude_defaults=True))  # fmt: skip
     folder = fleet.state_root(session.env) / "playbooks" / chosen.name
     server = Deployed(whole, chosen, place)
-    hands = Hands(server, lambda step, told: _agreed(session, step, told, approve, whole, chosen, playbook), keeper(folder), session.talk)
+    approvals = Approvals(session.env)
+
+    def agree(step: Step, told: str) -> str:
+        who = _agreed(session, step, told, approve, whole, chosen, playbook)
+        if who or not approval_wait_s:
+            return who
+        answer = approvals.ask(
+            chosen.name, step.approval, told, approval_wait_s, session.talk, of=f"playbook {playbook.name}, step {step.name}"
+        )
+        return f"{answer.by} by opsctl approve" if answer is not None and answer.granted else ""
+
+    hands = Hands(server, agree, keeper(folder), session.talk)
     try:
         with lock.held(folder, f"playbook {playbook.name}"), _lifted(playbook, place, session):
-            code = carry_out(playbook, place, hands, record)
+            code = carry_out(playbook, place, hands, record, incident=incident)
         if code is ExitCode.STUCK:
             paged = server.page(f"{chosen.name}: playbook {playbook.name} is stuck", f"{record.why} {folder / record.id}.json", record.id)
             record.page_sent = bool(paged.sent)
@@ -182,9 +210,9 @@ def _plan_text(data: dict[str, Any], playbook: Playbook) -> str:
                 + (f", needs approval: {one['approval']}" if one["approval"] else "")
                 + (", only after a failure" if one["when"] == "failed" else "") for at, one in enumerate(found, 1)]  # fmt: skip
 
-    gate = "it must hold, or nothing is begun" if playbook.kind in ("experiment", "drill") else "told, whatever it is"
+    gates = {"holds": "it must hold, or nothing is begun", "fails": "while it holds, nothing is begun", "told": "told, whatever it is"}
     head = f"{playbook.name} ({playbook.kind}) on {data['deployment']}: {playbook.summary}"
-    lines = [head, f"before ({gate}):", *expected(data["before"]), "method:", *steps(data["method"])]
+    lines = [head, f"before ({gates[playbook.gate]}):", *expected(data["before"]), "method:", *steps(data["method"])]
     if data["rollbacks"]:
         lines += ["rollbacks, once a step has acted:", *steps(data["rollbacks"])]
     return "\n".join([*lines, "after (it must hold):", *expected(data["after"])])

@@ -56,18 +56,22 @@ class Hands:
     grace_s: float = 60.0
 
 
-def run(playbook: Playbook, place: Place, hands: Hands, record: Record) -> ExitCode:
-    """Returns how it ended; ``record`` holds the rest. Raises OSError when no record can be kept: nothing was touched then."""
+def run(playbook: Playbook, place: Place, hands: Hands, record: Record, *, incident: bool = False) -> ExitCode:
+    """Returns how it ended; ``record`` holds the rest. ``incident``: somebody has seen what it responds to, whatever its probes
+    see. Raises OSError when no record can be kept: nothing was touched then."""
     hands.keep(record)
     lost: list[str] = []
     hands = replace(hands, keep=_if_it_can(hands, lost))
-    must_hold = playbook.kind in ("experiment", "drill")
+    must_hold = playbook.gate == "holds"
     # Where it is only told, it must not hold up what is urgent: a wedged server answers no probe at all.
     before = playbook.hypothesis if must_hold else [hurried(one, _HURRIED_S) for one in playbook.hypothesis]
     record.before = _checked(before, hands, "before")
     hands.keep(record)
     if must_hold and record.before and overall(record.before) is not Outcome.passed:
         return _ended(record, hands, "not begun", f"the steady state does not hold: {_first_bad(record.before)}", ExitCode.FOUND)
+    if playbook.gate == "fails" and not incident and overall(record.before) is Outcome.passed:
+        return _ended(record, hands, "not begun", "all is well here, and this is for when it is not; to do it all the same: --incident",
+                      ExitCode.USAGE)  # fmt: skip
     acted, code, interrupted = False, ExitCode.DONE, False
     armed, broke = False, ""
     try:

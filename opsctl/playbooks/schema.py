@@ -247,7 +247,7 @@ class Playbook(_Table):
     """``after`` is the hypothesis again, or more than that: a list is held beside the hypothesis.
 
     The hypothesis is checked before the first step and after the last. For an experiment or a drill it must hold before;
-    a rollout and a response are what one reaches for when it does not, so there it is only told.
+    a rollout and a response are what one reaches for when it does not, so there it is only told, unless ``before`` says more.
     """
 
     name: Name  # the file's, without .yaml
@@ -255,6 +255,7 @@ class Playbook(_Table):
     summary: str  # one sentence
     needs: tuple[Need, ...] = ()  # what must be there; each has one key
     hypothesis: tuple[Expectation, ...]  # what must hold, before (an experiment, a drill) and after
+    before: Literal["", "holds", "fails", "told"] = ""  # fails: nothing is begun while all is well, unless --incident is said
     method: tuple[Step, ...]  # what is done, in this order; each step does one thing
     rollbacks: tuple[Step, ...] = ()  # what undoes it, once a step has acted
     after: Literal["hypothesis"] | tuple[Expectation, ...] = "hypothesis"  # the word hypothesis, or what must hold beside it
@@ -275,9 +276,16 @@ class Playbook(_Table):
             raise ValueError(f"kind: rollout is one change: one rollout step, and this has {len(changes)}")
         if any(step.fault for step in self.method) and not any(need.faults for need in self.needs):
             raise ValueError("a step arms a fault: needs must say faults: allowed")
+        if not self.hypothesis and self.before in ("holds", "fails"):
+            raise ValueError(f"before: {self.before}: there is no hypothesis that could")
         if not self.hypothesis and self.after == "hypothesis":
             raise ValueError("nothing says what must hold in the end; give hypothesis or after")
         return self
+
+    @property
+    def gate(self) -> str:
+        """What the hypothesis must do before the first step: holds, fails, or told (whatever it does)."""
+        return self.before or ("holds" if self.kind in ("experiment", "drill") else "told")
 
     @property
     def expected(self) -> tuple[Expectation, ...]:

@@ -192,7 +192,7 @@ def test_on_wedge_runs_the_playbook_that_the_fleet_file_names_and_hears_how_it_w
         (tmp_path / "fleet.toml").write_text(fleet_text(place, server.url, f"json://127.0.0.1:{receiver.port}/", more=more))
         whole = fleet.load(tmp_path / "fleet.toml")
         argv = aftermath.command(whole, whole.one())
-        assert argv[1:4] == ["playbook", "run", "tell-them"] and {"--yes", "--json", "--fleet", "--deployment"} <= set(argv)
+        assert argv[1:4] == ["playbook", "run", "tell-them"] and {"--yes", "--incident", "--json", "--fleet", "--deployment"} <= set(argv)
         events: list[tuple[str, dict[str, object]]] = []
         aftermath.act(whole, whole.one(), lambda name, **fields: events.append((name, fields)))
         assert events[1][1]["ok"] is False and "tell-them" in str(events[1][1]["said"]), "there is none of that name yet"

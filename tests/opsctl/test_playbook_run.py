@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from monitors.exit_codes import ExitCode
 from opsctl import cli
+from opsctl.approvals import Approvals
 from opsctl.playbooks.actions import Place
 from opsctl.playbooks.journal import Record, StepResult, keeper
 from opsctl.playbooks.process import end_in
@@ -76,7 +78,7 @@ def test_off_a_terminal_it_is_not_run_without_yes(site: Site) -> None:
 
 def test_a_response_captures_and_pages_and_holds_the_restart_until_somebody_agrees(site: Site) -> None:
     invocation = site.services[0].snapshot().invocation_id
-    held = playbook(site, "run", "respond-to-wedge", "--yes")
+    held = playbook(site, "run", "respond-to-wedge", "--yes", "--incident")
     assert held.code == ExitCode.HELD, held.out
     assert [(step["name"], step["outcome"]) for step in held.data["method"]] == [
         ("capture", "passed"),
@@ -86,6 +88,40 @@ def test_a_response_captures_and_pages_and_holds_the_restart_until_somebody_agre
     assert held.data["page_sent"] is True and any("wedged" in page["message"] for page in site.pages.got)
     assert site.services[0].snapshot().invocation_id == invocation
     assert json.loads(Path(held.data["record"]).read_text())["why"] == "restart: needs approval: give it with --approve restart"
+
+
+def test_a_response_is_not_begun_while_all_is_well_and_nobody_says_that_it_is_not(site: Site) -> None:
+    told = len(site.pages.got)
+    ran = playbook(site, "run", "respond-to-wedge", "--yes", "--approve", "restart")
+    assert ran.code == ExitCode.USAGE and ran.data["outcome"] == "not begun" and "--incident" in ran.errors[0]["message"]
+    assert ran.data["method"] == [] and len(site.pages.got) == told
+
+
+def test_a_step_waits_for_an_approval_from_another_terminal(site: Site) -> None:
+    own_playbook(site, "asks", "{name: restart, run: opsctl version, deadline_s: 20, approval: restart}")
+    asked: list[str] = []
+
+    def agree() -> None:
+        wait_until(lambda: Approvals(site.env).waiting(), 20)
+        (one,) = Approvals(site.env).waiting()
+        asked.append(one.of)
+        Approvals(site.env).answer(one.id, granted=True)
+
+    other = threading.Thread(target=agree)
+    other.start()
+    ran = playbook(site, "run", "asks", "--yes", "--approval-wait-s", "60")
+    other.join()
+    assert ran.code == 0, ran.out
+    assert asked == ["playbook asks, step restart"] and ran.data["method"][0]["approved_by"].endswith("by opsctl approve")
+
+
+def test_a_playbook_is_shown_as_it_stands(site: Site) -> None:
+    out = io.StringIO()
+    assert (
+        cli.main(["playbook", "show", "respond-to-wedge", "--json"], site.env, stdin=io.StringIO(), stdout=out, stderr=io.StringIO()) == 0
+    )
+    shown = json.loads(out.getvalue())["data"]
+    assert shown["text"].startswith("#") and shown["playbook"]["kind"] == "response" and shown["path"].endswith("respond-to-wedge.yaml")
 
 
 def test_the_fleet_file_agrees_to_the_playbook_that_its_on_wedge_names(site: Site) -> None:
