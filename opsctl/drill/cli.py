@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import difflib
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import typer
 from monitors import fleet
 from monitors.exit_codes import ExitCode
 from monitors.judge.verdict import Class
+from opsctl import wholefile
 from opsctl.answer import Answer, Problem, Session
 from opsctl.drill import history, report
 from opsctl.drill.auto import Auto
@@ -31,6 +33,7 @@ from opsctl.playbooks import lint
 from opsctl.playbooks.document import PlaybookError
 from opsctl.playbooks.schema import Drill, Playbook
 from opsctl.replay import cli as replay
+from opsctl.rollout import lock
 from opsctl.runbooks import document as runbook
 from opsctl.staging.waiting import StageError
 
@@ -92,10 +95,12 @@ def run(
     where = _allowed(fleet_path, deployment)
     scores: list[Score] = []
     problems: list[Problem] = []
-    root = fleet.state_root(session.env) / "drills" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    drills = fleet.state_root(session.env) / "drills"
+    root = drills / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
     responder: Responder = Person(session.stdin.readline, deadline_s) if attended else Auto()
-    for at, same in enumerate(_together(chosen)):
-        problems += _group(session, same, responder, where, root / str(at), model, seed if seed >= 0 else None, scores)
+    with _alone(drills, where):
+        for at, same in enumerate(_together(chosen)):
+            problems += _group(session, same, responder, where, root / str(at), model, seed if seed >= 0 else None, scores)
     text = table(scores) if scores else ""
     failed = [score for score in scores if not score.passed]
     code = ExitCode.FOUND if problems or failed else ExitCode.DONE
@@ -117,13 +122,13 @@ def score(
     scores = [one for one in played if not names or one.drill in names]
     if to:
         books = [runbook.read(path) for path in Shelf.of("runbooks", ".md", session.env).all().values()]
-        Path(to).write_text(report.page(report.latest(scores), books, _machine()), encoding="utf-8")
+        wholefile.write(Path(to), report.page(report.latest(scores), books, _machine()).encode())
     if plot:
         if len({one.drill for one in scores}) != 1:
             raise typer.BadParameter("--plot: name one drill that was played")
         if all(getattr(one.moments, name) is None for one in scores for name in MOMENTS[1:]):
             raise typer.BadParameter(f"--plot: {scores[0].drill} has no moments that could be drawn; opsctl drill score shows how it went")
-        Path(plot).write_text(history.trend(scores), encoding="utf-8")
+        wholefile.write(Path(plot), history.trend(scores).encode())
     text = table(scores[-most:]) if scores else f"{', '.join(names) if names else 'no drill'} was not played yet"
     session.show(Answer("drill score", msgspec.to_builtins(scores[-most:]), text), as_json=as_json)
 
@@ -171,7 +176,7 @@ def _group(session: Session, same: list[Playbook], responder: Responder, where: 
             with _stage(session, _drill(now), where, home, model) as stage:
                 while left:
                     now = left.pop(0)
-                    found = _played(session, now, stage, responder, seed)
+                    found = _played(session, now, stage, responder, seed, homeless)
                     scores.append(found)
                     said |= set(found.verdicts)
                     if stage.own and (stage.changed or not found.passed or (left and _paged_already(left[0], said))):
@@ -184,6 +189,11 @@ def _group(session: Session, same: list[Playbook], responder: Responder, where: 
     return homeless
 
 
+def _alone(drills: Path, where: tuple[str, str] | None) -> contextlib.AbstractContextManager[None]:
+    """Two drills on one deployment would lift each other's faults and answer each other's pages. Raises Locked."""
+    return lock.held(drills / where[1], "drill run", what="drill", see="") if where else contextlib.nullcontext()
+
+
 def _paged_already(playbook: Playbook, said: set[str]) -> bool:
     """Whether the same monitor would not page for it: two wedges are two incidents, but a crash or wrong answers of the same
     class are one for some minutes."""
@@ -191,11 +201,15 @@ def _paged_already(playbook: Playbook, said: set[str]) -> bool:
     return any(name in said and not Class(name).is_hang for name in (*drill.verdicts, *drill.also))
 
 
-def _played(session: Session, playbook: Playbook, stage: Stage, responder: Responder, seed: int | None) -> Score:
+def _played(session: Session, playbook: Playbook, stage: Stage, responder: Responder, seed: int | None, problems: list[Problem]) -> Score:
+    """``problems`` gets why its score could not be written down."""
     secret = responder.mode != "auto"  # a person is told afterwards what it was
     session.talk("\nSomething will happen to it." if secret else f"\n{playbook.name}: {playbook.summary}")
     found = play(playbook, stage, responder, session.talk, seed=seed)
-    history.add(history.path_of(session.env), found)
+    try:
+        history.add(history.path_of(session.env), found)
+    except OSError as error:
+        problems.append(Problem("not written", f"the score is not in the history: {error}", where=playbook.name))
     ended = f"{playbook.name}: {'passed' if found.passed else 'FAILED'}, {found.points} points"
     told = [f"It was: {playbook.summary}"] if secret else []
     session.talk("\n    ".join(["\n".join([*told, ended]), *found.problems]))

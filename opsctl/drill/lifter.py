@@ -24,11 +24,17 @@ _TRY_S = 60.0
 
 @contextlib.contextmanager
 def guarded(fleet_path: str, deployment: str, env: Mapping[str, str], monitor: int) -> Iterator[None]:
-    """While this is open, the death of this process in any way lifts the faults. ``monitor``: the pid of the drill's hang monitor."""
+    """While this is open, the death of this process in any way lifts the faults, and so does an interrupt that leaves it.
+    ``monitor``: the pid of the drill's hang monitor."""
     with heir("opsctl.drill.lifter", fleet_path, deployment, str(monitor), started(monitor), env=env, deadline_s=10) as waits:
         try:
             yield
-        finally:
+        except KeyboardInterrupt:
+            raise  # perhaps in the midst of the lifting: the heir sees to it
+        except BaseException:
+            waits.dismiss()
+            raise
+        else:
             waits.dismiss()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import blackbox
-from monitors import fleet
+from monitors import fleet, keyfile
 from monitors.exit_codes import ExitCode
 from monitors.fleet import Deployment
 from opsctl.drill import lifter
@@ -61,7 +61,7 @@ class Stage:
     def clients(self, kind: str) -> Traffic:
         file = self.deployment.api_key_file
         url = self.gateway.base if self.gateway is not None else self.deployment.api
-        return Traffic(url, kind, key=Path(file).read_text().strip() if file else "")
+        return Traffic(url, kind, key=keyfile.read(file) if file else "")
 
     def opsctl(self, *words: str, deadline_s: float) -> dict[str, Any]:
         """The JSON envelope of an opsctl command on this deployment. Raises StageError."""

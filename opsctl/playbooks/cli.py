@@ -154,7 +154,7 @@ def run(
 
     hands = Hands(server, agree, keeper(folder), session.talk)
     try:
-        with lock.held(folder, f"playbook {playbook.name}"), _lifted(playbook, place, session):
+        with lock.held(folder, f"playbook {playbook.name}", what="playbook", see=""), _lifted(playbook, place, session):
             code = carry_out(playbook, place, hands, record, incident=incident)
         if code is ExitCode.STUCK:
             paged = server.page(f"{chosen.name}: playbook {playbook.name} is stuck", f"{record.why} {folder / record.id}.json", record.id)

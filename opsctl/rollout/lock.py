@@ -13,8 +13,11 @@ from opsctl.service.manager import Locked
 
 
 @contextlib.contextmanager
-def held(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a deployment's state folder. A dead owner holds nothing. Raises Locked."""
+def held(
+    folder: Path, who: str, wait_s: float = 0.0, *, what: str = "rollout", see: str = "; see `opsctl rollout status`"
+) -> Iterator[None]:
+    """Hold the lock of a deployment's state folder. A dead owner holds nothing. ``what`` and ``see`` are words for who finds it
+    held. Raises Locked."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -26,9 +29,7 @@ def held(folder: Path, who: str, wait_s: float = 0.0) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= until:
                     owner = os.read(descriptor, 200).decode(errors="replace").strip()
-                    raise Locked(
-                        f"{folder.name}: another rollout is under way ({owner or 'unknown owner'}); see `opsctl rollout status`"
-                    ) from None
+                    raise Locked(f"{folder.name}: another {what} is under way ({owner or 'unknown owner'}){see}") from None
                 time.sleep(0.1)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{who}, pid {os.getpid()}\n".encode(), 0)

@@ -22,7 +22,7 @@ import httpx
 from monitors import fleet
 from opsctl.pid import started
 from opsctl.rollout import target
-from opsctl.service.manager import ServiceError
+from opsctl.service.manager import ServiceError, State
 from opsctl.staging.callers import CallerWatch, table
 from opsctl.staging.command import envelope
 from opsctl.staging.heir import Heir, heir
@@ -32,6 +32,7 @@ from opsctl.staging.watcher import Watcher
 
 DEPLOYMENT = "flash"
 _ENGINE = (sys.executable, "-m", "engine.cli", "serve")
+_STARTS = 2  # restarts after which a boot is given up
 _END_S = 240.0  # a lease of 60 s, and a boot behind it
 _FLEET = """# Written by `opsctl {what}`: one deployment of its own on this machine.
 [deployment.{name}]
@@ -180,12 +181,21 @@ class Site:
         return self.folder / "run" / self.home[rank] / f"rank-{rank}.box"
 
     def wait_ready(self, deadline_s: float) -> None:
+        """Raises StageError, also when a service has failed or does nothing but start again."""
+        services = self.services()
+
         def ready() -> bool:
+            for service in services:
+                seen = service.snapshot()
+                if seen.state is State.failed or seen.restarts >= _STARTS:
+                    raise StageError(
+                        f"{service.name} ended {seen.restarts + 1} times in its boot: {_last_words(self.folder, service.name)}"
+                    )
             with contextlib.suppress(httpx.HTTPError):
                 return httpx.get(f"{self.url}/health_scheduler", timeout=5).status_code == 200
             return False
 
-        wait_for(ready, deadline_s, f"the server to be ready (logs: {self.folder}/log)")
+        wait_for(ready, deadline_s, f"the server to be ready (logs: {self.folder}/log)", poll_s=0.2)
 
     def close(self) -> None:
         shutil.rmtree(self.sockets, ignore_errors=True)
@@ -211,6 +221,15 @@ def site(layout: Layout, env: Mapping[str, str], on_page: Callable[[str], None],
                 made.heir.dismiss()
     finally:
         pager.close()
+
+
+def _last_words(folder: Path, unit: str) -> str:
+    """What a service's log says before the words of its supervisor."""
+    log = folder / "log" / f"{unit}.log"
+    with contextlib.suppress(OSError):
+        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip() and not line.startswith("[opsctl]")]
+        return f"{' / '.join(said[-2:])[-400:] or 'it said nothing'} (log: {log})"
+    return f"log: {log}"
 
 
 def end_all(services: Sequence[Any], deadline_s: float = _END_S) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from opsctl import cli
 from opsctl.drill import history
 from opsctl.drill.score import Moments, Score
+from opsctl.rollout import lock
 from tests.opsctl.site import Ran
 
 FLEET = (
@@ -23,6 +24,13 @@ def drill(state: Path, *args: str, stdin: io.StringIO | None = None) -> Ran:
     env = {"XDG_STATE_HOME": str(state), "HOME": str(state)}
     code = cli.main(["drill", *args], env, stdin=stdin or io.StringIO(), stdout=out, stderr=err)
     return Ran(int(code), out.getvalue(), err.getvalue())
+
+
+def test_two_drills_on_one_deployment_do_not_meet(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(FLEET.format(allow="true"))
+    with lock.held(tmp_path / "lastbatch" / "drills" / "flash", "drill run"):
+        ran = drill(tmp_path, "run", "drill-stopped", "--fleet", str(tmp_path / "fleet.toml"))
+    assert ran.code == 6 and "another drill is under way (drill run, pid" in ran.err
 
 
 def test_nothing_is_injected_where_the_deployment_does_not_allow_it(tmp_path: Path) -> None:
