@@ -37,6 +37,8 @@ _IN_DOUBT_S = 2.0
 _PROBE_AFTER_S = 15.0
 _PROBE_EVERY_S = 20.0
 _PROBE_DEADLINE_S = 15.0
+_BLIND_S = 20.0
+_BLIND = "the server answers, and no folder of black boxes is where it is looked for: counters and log lines speak for it"
 _GONE = frozenset({"gone", "Z", "X"})
 
 
@@ -79,6 +81,11 @@ class _Source:
     standing: Standing | None = None  # on another node
     gaps: list[str] = field(default_factory=list)
 
+    @property
+    def folderless(self) -> bool:
+        """Whether there is no folder to look for black boxes in, by the last look."""
+        return not self.run_dir or (self.last is not None and not self.last.exists)
+
     def asked(self, remote: Remote) -> Asked:
         """Through what its node is asked at every look."""
         if remote.local:
@@ -116,6 +123,7 @@ class Lookout:
         self._values: dict[str, float] | None = None
         self._page_gap = ""
         self._invocation = ""
+        self._seeing_s = clock()  # when black boxes were last where they are looked for, or nobody answered
         self._gone: frozenset[tuple[int, int]] = frozenset()
 
     def look(self, *, quiet_s: float = 0.0) -> Look:
@@ -134,6 +142,8 @@ class Lookout:
         ended = self._ended(found) or fell or bool(dead)
         gaps = [gap for source in self._sources for gap in source.gaps]
         gaps += self.devices.gaps
+        blind = self.dialect.black_box and self._is_blind(now)
+        gaps += [_BLIND] if blind else []
         # Where black boxes say what is held, no gauge is asked.
         gaps += [text for text in (self._page_gap, "" if self.dialect.black_box else self._holding.complaint) if text]
         self._told(notices)
@@ -141,7 +151,7 @@ class Lookout:
             self._values, self._holding = None, Holding()
             for source in self._sources:
                 source.last_batch = None
-        sample = self._sample(now, found, ended)
+        sample = self._sample(now, found, ended, blind=blind)
         errors, self._errors = self._errors, {}
         slots = next((text for source in self._sources if (text := source.slots.stuck(now))), "")
         return Look(sample, found, tuple(gaps), notices, self._load(sample, found), errors, slots, self._markup.told(), self._kin.orphans,
@@ -152,7 +162,7 @@ class Lookout:
         endings = [source.ending for source in self._sources]
         return min(endings, key=lambda one: (one.order is None, not one.cause), default=Ending())
 
-    def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool) -> Sample:
+    def _sample(self, now: float, found: Mapping[int, boxes.Box], ended: bool, *, blind: bool) -> Sample:
         lines = sum(source.seen for source in self._sources)
         spinning, working = self.devices.signs(now)
         if found:
@@ -162,7 +172,7 @@ class Lookout:
             sample = from_boxes(now, snapshots, ended=ended, all_answered=answered, ready=ready)
             self._invocation = sample.invocation
             return replace(sample, signs=replace(sample.signs, spinning=spinning, working=working))
-        if self.dialect.black_box:
+        if self.dialect.black_box and not blind:
             # No rank runs. What the log and the counters last said is about a server that is no more.
             return Sample(now, None, None, self._invocation, ended=ended)
         values = self._values or {}
@@ -175,6 +185,13 @@ class Lookout:
         source = Source.steps if metrics.by_steps(values, self.dialect) else Source.lines
         return from_signals(now, held=held, work=(metrics.progress(values, self.dialect), lines), ended=ended, loading=self._loading,
                             source=source, signs=signs, lag_s=self.dialect.metrics.lag_s if self._values else 0.0)  # fmt: skip
+
+    def _is_blind(self, now: float) -> bool:
+        """Whether black boxes are looked for in the wrong place: their folders have not been there for a while, and the server
+        answers all the same. Then counters and log lines speak for it, as for an engine that writes none."""
+        if self._values is None or any(not source.folderless for source in self._sources):
+            self._seeing_s = now
+        return now - self._seeing_s >= _BLIND_S
 
     def _asked(self, said: float, lines: int, now: float) -> float:
         """Requests held, where only the last batch line speaks and the engine writes none when it comes to rest: in

@@ -49,13 +49,14 @@ class NodeBoxes:
     clock: Clock
     launcher: Mapping[str, Any] | None
     unreadable: tuple[str, ...] = ()
+    exists: bool = True  # the folder
 
 
 def look(run_dir: str, node: str) -> NodeBoxes:
     """The records (without events) of this machine's boxes, for the poll of an always-on monitor."""
     where = Path(run_dir)
     if not where.is_dir():
-        return NodeBoxes(node, (), Clock(time.monotonic_ns(), time.time_ns()), None, (f"{run_dir}: {_NO_FOLDER}",))
+        return NodeBoxes(node, (), Clock(time.monotonic_ns(), time.time_ns()), None, (f"{run_dir}: {_NO_FOLDER}",), exists=False)
     found: list[Box] = []
     bad: list[str] = []
     for path in sorted(where.glob("rank-*.box")):
@@ -87,7 +88,7 @@ def copy(remote: Asked, run_dir: str, *, deadline_s: float, full: bool = True) -
             continue
         found.append(Box(snapshot, item["state"], data))
     clock = Clock(answer["clock"]["mono_ns"], answer["clock"]["unix_ns"])
-    return Reading(NodeBoxes(remote.name, tuple(found), clock, answer["launcher"], tuple(bad)))
+    return Reading(NodeBoxes(remote.name, tuple(found), clock, answer["launcher"], tuple(bad), answer["exists"]))
 
 
 def launcher(run_dir: Path) -> Mapping[str, Any] | None:
