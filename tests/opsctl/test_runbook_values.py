@@ -67,7 +67,8 @@ def deployment(service: str = "embedded") -> Deployment:
 
 def bundle(folder: Path, *suspects: str, verdict: str = "hang_stopped", end: str = "2126-01-01T00:00:00.000+00:00") -> str:
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"schema": "lastbatch.bundle/1", "items": [], "created_utc": end, "end": end}))
+    head = {"schema": "lastbatch.bundle/1", "items": [], "created_utc": end, "end": end, "verdict": verdict}
+    (folder / "manifest.json").write_text(json.dumps(head))
     (folder / "verdict.json").write_text(json.dumps({"verdict": verdict, "suspects": suspects}))
     return str(folder)
 

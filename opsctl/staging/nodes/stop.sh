@@ -30,3 +30,4 @@ if [[ -n $CGROUP && -d $CGROUP ]]; then
 fi
 rm -rf --one-file-system "$DIR"
 [[ -n ${NODES_KEEP:-} ]] || rm -rf "/dev/shm/lastbatch-nodes/$NAME-$(md5sum <<<"$DIR" | head -c 8)"
+rmdir /dev/shm/lastbatch-nodes 2>/dev/null || true
