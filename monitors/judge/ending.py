@@ -130,9 +130,10 @@ def present(log: Log) -> Log:
     state, begun = Ending(), 0
     for item in _items(log):
         fresh = state.renewed(item)
-        state = fresh.after(item)
-        if state.begun and state.order and not fresh.begun:
+        after = fresh.after(item)
+        if state.order and not state.begun and (fresh is not state or after.begun):
             begun = item.cite.line
+        state = after
     if not begun:
         return log
     return replace(log, notices=tuple(n for n in log.notices if n.cite.line >= begun),

@@ -132,6 +132,19 @@ def test_what_went_wrong_before_an_ordered_restart_says_nothing_of_the_start_tha
     assert fresh.verdict is Class.loading_not_hung, fresh.to_json()
 
 
+def test_a_watchdogs_word_while_it_was_told_to_stop_is_not_held_against_the_start_that_crashes_next(tmp_path: Path) -> None:
+    """A server that stands still is ended by its own watchdog in an ordered restart; that start's wedge is over."""
+    ready = "[2026-03-02 10:01:05] Ready: configuration abc, invocation 1234"
+    stopped = ("[opsctl] Stopping.", "[2026-03-02 10:02:05] Ending: SIGTERM",
+               "[2026-03-02 10:02:05] rank 0 has not moved for 8 s: there is nothing to wait for",
+               "[opsctl] Main process exited, code=exited, status=1", "[opsctl] Stopped.")  # fmt: skip
+    other = "[opsctl] Started s: main process 8, invocation cd."
+    (tmp_path / "progress.json").write_text('{"ended": true, "ends": 1}')
+    found = judged(tmp_path, STARTED, ready, DECODE, *stopped, other, ready, DECODE, TRACE.format(31, "TypeError: 7 is not it"), EXIT)
+    assert found.verdict is Class.crash, found.to_json()
+    assert not any("has not moved" in item.text for item in found.evidence)
+
+
 def test_a_crash_before_an_ordered_restart_and_one_after_it_are_no_loop(tmp_path: Path) -> None:
     ready = "[2026-03-02 10:01:05] Ready: configuration abc, invocation 1234"
     trace = TRACE.format(31, "TypeError: 7 is not it")
